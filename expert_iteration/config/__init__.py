@@ -1,0 +1,1 @@
+"""Typed configuration: schema, checks and the Hydra loader."""

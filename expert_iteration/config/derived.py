@@ -1,0 +1,62 @@
+"""Numbers that follow from the config. They are computed where they are needed and stored nowhere.
+
+Example: repeats=16, topk_size=4, dialog_turns_per_batch=256, total_dialog_turns=768, epochs=2, optim_batch_size=8 give
+3 collections of 16 prompts, at most 64 samples each, 2 * ceil(64 / 8) = 16 optimizer steps each, 48 in all.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from expert_iteration.config.schema import RunConfig
+
+DEFAULT_SYNC_TURNS_PER_BATCH = 256
+
+
+def dialog_turns_per_batch(config: RunConfig) -> int:
+    """Completions per collection."""
+    return config.train.dialog_turns_per_batch or DEFAULT_SYNC_TURNS_PER_BATCH
+
+
+def prompts_per_collection(config: RunConfig) -> int:
+    """Prompts per collection; checks.py makes sure that the division leaves no rest."""
+    return dialog_turns_per_batch(config) // config.env.repeats
+
+
+def num_collections(config: RunConfig) -> int:
+    """Collections of the run: total_dialog_turns rounded up to whole collections."""
+    return ceil(config.train.total_dialog_turns / dialog_turns_per_batch(config))
+
+
+def max_kept_per_collection(config: RunConfig) -> int:
+    """Samples of a collection in which every group keeps topk_size."""
+    return prompts_per_collection(config) * config.train.topk_size
+
+
+def buffer_size(config: RunConfig) -> int:
+    """Capacity of the replay buffer in samples."""
+    return config.train.buffer_size or max_kept_per_collection(config)
+
+
+def micro_batches_per_step(config: RunConfig) -> int:
+    """Micro-batches that one optimizer step consumes, over all training devices."""
+    return config.train.gradient_accumulation_steps * config.train_model.num_devices
+
+
+def optimizer_steps(config: RunConfig, num_samples: int) -> int:
+    """Optimizer steps that `epochs` passes over `num_samples` buffered samples take; a last short step counts."""
+    micro_batches = ceil(num_samples / config.train.optim_batch_size)
+    return config.train.epochs * ceil(micro_batches / micro_batches_per_step(config))
+
+
+def planned_steps(config: RunConfig, collection: int) -> int:
+    """Optimizer steps of a collection (0-based) when every group keeps topk_size: the most it can take."""
+    held = max_kept_per_collection(config)
+    if not config.train.empty_replay_buffer:
+        held *= collection + 1
+    return optimizer_steps(config, min(held, buffer_size(config)))
+
+
+def total_planned_steps(config: RunConfig) -> int:
+    """Length of the learning-rate and KL schedules in optimizer steps."""
+    return sum(planned_steps(config, collection) for collection in range(num_collections(config)))
