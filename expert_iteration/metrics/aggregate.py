@@ -1,0 +1,72 @@
+"""Metrics of one collection, from its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from expert_iteration.selection import is_scored
+from expert_iteration.statistics import summarize
+from expert_iteration.types import Rollout, RolloutGroup
+
+
+def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """`reward/*`, `length/*` and the counts of unscored and truncated completions of all groups together.
+
+    Unscored rollouts (None, NaN, infinite) count in `selection/unscored_samples` and in no reward. What cannot be said
+    is left out: without any scored rollout there is no `reward/*`, without groups there is no `length/*` either.
+    Accuracy and pass@N look at the scored rollouts whose task reports "success".
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return {
+        "selection/groups": len(groups),
+        "selection/unscored_samples": sum(not is_scored(rollout.reward) for rollout in rollouts),
+        "selection/truncated_samples": sum(rollout.truncated for rollout in rollouts),
+        **_reward_metrics(rollouts),
+        **_success_metrics(groups),
+        **_length_metrics(rollouts),
+    }
+
+
+def _reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and is_scored(rollout.reward)]
+    if not rewards:
+        return {}
+    summary = summarize(rewards)
+    return {
+        "reward/mean": summary.mean,
+        "reward/std": summary.std,
+        "reward/min": summary.min,
+        "reward/max": summary.max,
+    }
+
+
+def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    successes = [
+        [rollout.score.details["success"] for rollout in group.rollouts if _has_success(rollout)] for group in groups
+    ]
+    successes = [group for group in successes if group]
+    if not successes:
+        return {}
+    flat = [success for group in successes for success in group]
+    return {
+        "reward/accuracy": summarize(flat).mean,
+        "reward/pass_at_n": summarize([max(group) for group in successes]).mean,
+    }
+
+
+def _has_success(rollout: Rollout) -> bool:
+    return is_scored(rollout.reward) and "success" in rollout.score.details
+
+
+def _length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    if not rollouts:
+        return {}
+    response = summarize([rollout.num_response_tokens for rollout in rollouts])
+    return {
+        "length/response_mean": response.mean,
+        "length/response_std": response.std,
+        "length/response_min": response.min,
+        "length/response_max": response.max,
+        "length/prompt_mean": summarize([len(rollout.turns[0].prompt_ids) for rollout in rollouts]).mean,
+        "length/truncated_share": summarize([rollout.truncated for rollout in rollouts]).mean,
+    }

@@ -1,0 +1,97 @@
+"""The one place that metrics go through on their way to file, terminal and wandb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+
+from expert_iteration.metrics.glossary import check_names
+from expert_iteration.metrics.sinks import JsonlFile, Kind, Record, WandbRun
+from expert_iteration.metrics.terminal import Terminal
+
+
+class MetricsLogger:
+    """Writes every record to metrics.jsonl, and thinned ones to the terminal and wandb.
+
+    with MetricsLogger(path, terminal=terminal, wandb_run=None, logging_frequency=10) as logger:
+        with logger.stage("generate"):
+            ...
+        logger.log("collection", {"reward/mean": 0.4, **logger.take_stage_seconds()}, optimizer_step=0, collection=0)
+    """
+
+    def __init__(self, path: Path, *, terminal: Terminal, wandb_run: WandbRun | None, logging_frequency: int) -> None:
+        self.terminal = terminal
+        self._file = JsonlFile(path)
+        self._wandb_run = wandb_run
+        self._logging_frequency = logging_frequency
+        self._start = perf_counter()
+        self._running_stages: list[str] = []
+        self._stage_seconds: dict[str, float] = {}
+        self._closed = False
+
+    def log(self, kind: Kind, values: Mapping[str, float], *, optimizer_step: int, collection: int) -> None:
+        """Writes one record; a name that the glossary does not hold raises ValueError.
+
+        Steps whose number logging_frequency does not divide stay off the terminal and wandb. "progress/run", where
+        given, moves the progress bar at every step.
+        """
+        record = Record(
+            kind,
+            {
+                "progress/optimizer_step": optimizer_step,
+                "progress/collection": collection,
+                "time/elapsed": perf_counter() - self._start,
+                **values,
+            },
+        )
+        check_names(record.values)
+        self._file.write(record)
+        if "progress/run" in values:
+            self.terminal.advance(values["progress/run"])
+        if kind != "step" or optimizer_step % self._logging_frequency == 0:
+            self.terminal.show(record)
+            if self._wandb_run is not None:
+                self._wandb_run.write(record)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Shows the stage on the terminal while it runs, and adds its seconds to time/`name`.
+
+        Stages may overlap, in other threads too, as long as no two of the same name do.
+        """
+        check_names([f"time/{name}"])
+        self._running_stages.append(name)
+        self.terminal.show_stages(self._running_stages)
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            key = f"time/{name}"
+            self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + perf_counter() - start
+            self._running_stages.remove(name)
+            self.terminal.show_stages(self._running_stages)
+
+    def take_stage_seconds(self) -> dict[str, float]:
+        """Seconds of each stage that ended since the last call, as `time/*`."""
+        taken, self._stage_seconds = self._stage_seconds, {}
+        return taken
+
+    def close(self) -> None:
+        """Closes file, terminal and wandb; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._file.close()
+            self.terminal.close()
+            if self._wandb_run is not None:
+                self._wandb_run.close()
+
+    def __enter__(self) -> MetricsLogger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
