@@ -1,0 +1,372 @@
+"""From the command line to `main(config, run_dir)`: Hydra composes, we check, and every ending has its exit status.
+
+    command line -> overrides (one by one) -> jobs of the sweep -> Hydra composes -> build -> resolve_paths -> problems
+
+Everything wrong with the command line is reported at once, on stderr, before Hydra makes a folder and before anything
+heavy is imported. In a sweep a job whose values contradict each other ends with status 2 when its turn comes, and the
+other jobs run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra import compose, initialize_config_dir, version
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from expert_iteration.config.build import Unresolved, build
+from expert_iteration.config.checks import problems as value_problems
+from expert_iteration.config.paths import resolve_paths
+from expert_iteration.config.schema import RunConfig
+from expert_iteration.errors import (
+    EXIT_COMPONENT_FAILED,
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    EXIT_USER_ERROR,
+    Problem,
+    UserError,
+)
+
+Main = Callable[[RunConfig, Path], int]
+HYDRA_VERSION_BASE = "1.3"
+FREE_FORM = "env.options"
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
+
+
+def run(main: Main, *, mode: str, config_dir: Path, default_config: str, argv: Sequence[str] | None = None) -> int:
+    """Runs `main(config, run_dir)` for the command line, once for each job of a sweep; returns the exit status.
+
+    0 finished, 2 the user's input is wrong (UserError), 3 anything else was raised (its traceback is on stderr),
+    130 Ctrl-C, 143 SIGTERM, which reaches `main` as SystemExit so that its `finally` blocks run. A sweep goes on after
+    a failed job and returns the largest status. `mode` is the only value that the group `mode` may have.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Or Hydra ends the process itself, with status 1, where it finds an error.
+    script, *arguments = sys.argv if argv is None else ["", *argv]
+    command = _parse_arguments(arguments, config_dir, default_config)
+    try:
+        with _sigterm_raises():
+            if not (command.args.help or command.args.hydra_help):
+                _check(command, mode)
+            statuses = _run_hydra_app(command, main, mode, Path(script).stem or "expert-iteration")
+    except UserError as error:
+        print(report(error.problems), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C.", file=sys.stderr)
+        return EXIT_SIGINT
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_OK
+    except COMPOSITION_ERRORS as error:
+        print(report([_composition_problem(command.config_name, error)]), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except Exception:
+        traceback.print_exc()
+        return EXIT_COMPONENT_FAILED
+    return max(statuses, default=EXIT_OK)
+
+
+def load(overrides: Sequence[str], *, config_dir: Path, config_name: str, launch_dir: Path | None = None) -> RunConfig:
+    """The checked config of a file and overrides, with paths resolved; raises UserError with every problem."""
+    normalised, found = _normalise(overrides, sweep=False)
+    config, more = _resolve(_compose([config_dir], config_name, normalised), launch_dir or Path.cwd())
+    if found + more:
+        raise UserError(*found, *more)
+    return config
+
+
+def report(problems: Sequence[Problem]) -> str:
+    """All problems as plain text, one a line."""
+    heading = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return "\n".join([f"{heading} in the configuration:", *(f"  {problem}" for problem in problems)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command line, taken apart."""
+
+    args: argparse.Namespace
+    config_dirs: list[Path]
+    """Searched in this order."""
+    config_name: str
+    launch_dir: Path
+
+
+def _parse_arguments(arguments: Sequence[str], config_dir: Path, default_config: str) -> _Command:
+    # Intermixed: Hydra's own parse_args refuses overrides on both sides of a flag.
+    args = get_args_parser().parse_intermixed_args(list(arguments))
+    launch_dir = Path.cwd()
+    users = [launch_dir / path for path in (args.config_dir, args.config_path) if path is not None]
+    name = str(args.config_name or default_config).removesuffix(".yaml")
+    return _Command(args, [*users, config_dir], name, launch_dir)
+
+
+def _check(command: _Command, mode: str) -> None:
+    """Raises UserError with every problem of the command line and of the files that it names."""
+    found = _flag_problems(command)
+    if found:
+        raise UserError(*found)
+    overrides, found = _normalise(_with_mode(command.args.overrides, mode), sweep=command.args.multirun)
+    overrides, mode_problems = _split_mode(overrides, mode)
+    overrides, hydra_problems = _split_hydra_problems(command, overrides)
+    found += mode_problems + hydra_problems
+    jobs = []
+    for job in _jobs(overrides):
+        composed = _compose(command.config_dirs, command.config_name, [_forced(override) for override in job])
+        jobs.append(_resolve(composed, command.launch_dir)[1])
+    found += [problem for problem in jobs[0] if all(problem in job for job in jobs)]
+    if found:
+        raise UserError(*found)
+
+
+def _flag_problems(command: _Command) -> list[Problem]:
+    found = [
+        Problem("--config-dir", path, "no such folder", "give a folder with YAML files")
+        for path in command.config_dirs
+        if not path.is_dir()
+    ]
+    args = command.args
+    asked = [name for name in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(args, name)]
+    if len(asked) > 1:
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in asked)
+        found.append(Problem("flags", flags, "exclude one another", "give one of them"))
+    if args.resolve and not args.cfg:
+        found.append(Problem("flags", "--resolve", "belongs to --cfg", "add --cfg job, or leave it out"))
+    if args.experimental_rerun is not None:
+        found.append(Problem("--experimental-rerun", args.experimental_rerun, "not available", "repeat the command"))
+    known = sorted({path.stem for folder in command.config_dirs for path in folder.glob("*.yaml")})
+    if not found and command.config_name not in known:
+        found.append(Problem("--config-name", command.config_name, "no such config", f"take one of {', '.join(known)}"))
+    return found
+
+
+def _with_mode(overrides: Sequence[str], mode: str) -> list[str]:
+    """The overrides with the script's own mode where none is given."""
+    given = any(override.lstrip("+").startswith("mode=") for override in overrides)
+    return [*([] if given else [f"mode={mode}"]), *overrides]
+
+
+def _normalise(overrides: Sequence[str], *, sweep: bool) -> tuple[list[str], list[Problem]]:
+    """The overrides as they are passed on, and the problems of those that cannot be."""
+    parser, passed, found = OverridesParser.create(), [], []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            key, _, value = text.partition("=")
+            reason = str(error).splitlines()[0]
+            way_out = (
+                "write key=value, quoted for the shell as in 'key=\"a, b\"' where the value has special characters"
+            )
+            found.append(Problem(key, value, f"cannot be read ({reason})", way_out))
+            continue
+        problem = _form_problem(override, sweep)
+        found += [problem] if problem else []
+        passed += [] if problem else _passed_on(override)
+    return passed, found
+
+
+def _form_problem(override: Override, sweep: bool) -> Problem | None:
+    key, value = override.key_or_group, _value_text(override)
+    if override.is_sweep_override() and not sweep:
+        way_out = f"add --multirun to run each of them, or write {key}=[...] for a list, or quote a text"
+        return Problem(key, value, "has several values", way_out)
+    if override.is_sweep_override() and not override.is_discrete_sweep():
+        return Problem(key, value, "no sweep over an interval", "list the values, as in key=1,2,3")
+    if override.type is OverrideType.DEL and not (key.startswith(FREE_FORM + ".") or _is_hydras(override)):
+        return Problem(f"~{key}", value, "a key cannot be removed", f"write {key}=null where it may stay blank")
+    return None
+
+
+def _value_text(override: Override) -> str:
+    """The value as it was typed."""
+    return str(override.input_line).partition("=")[2]
+
+
+def _is_hydras(override: Override) -> bool:
+    """Whether the override is about Hydra itself or picks a file of a group."""
+    key = override.key_or_group
+    return key.startswith(("hydra.", "hydra/")) or key == "mode" or "/" in key or override.package is not None
+
+
+def _passed_on(override: Override) -> list[str]:
+    """Free-form options need no + to be added, and a whole mapping replaces the one that stands in the file."""
+    key, value = override.key_or_group, _value_text(override)
+    if _is_hydras(override) or override.type is OverrideType.DEL:
+        return [str(override.input_line)]
+    elif key == FREE_FORM:
+        return [f"~{key}", f"++{key}={value}"]
+    elif key.startswith(FREE_FORM + "."):
+        return [f"++{key}={value}"]
+    else:
+        return [f"{key}={value}"]
+
+
+def _split_mode(overrides: Sequence[str], mode: str) -> tuple[list[str], list[Problem]]:
+    found, kept = [], []
+    for text in overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        if key == "mode" and value != mode:
+            found.append(
+                Problem("mode", value, f"this script runs mode={mode} only", f"write mode={mode}, or leave it out")
+            )
+        else:
+            kept.append(text)
+    return kept, found
+
+
+def _split_hydra_problems(command: _Command, overrides: Sequence[str]) -> tuple[list[str], list[Problem]]:
+    """Overrides of Hydra's own keys and groups are composed one by one, since Hydra reports the first problem only."""
+    parser, kept, found = OverridesParser.create(), [], []
+    for text in overrides:
+        override = parser.parse_override(text)
+        if not _is_hydras(override) or override.key_or_group == "mode" or override.is_sweep_override():
+            kept.append(text)
+            continue
+        try:
+            _compose(command.config_dirs, command.config_name, [text])
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            found.append(Problem(override.key_or_group, text.partition("=")[2], reason, "see --hydra-help"))
+        else:
+            kept.append(text)
+    return kept, found
+
+
+def _jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep; one job without a sweep."""
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    return jobs
+
+
+def _forced(override: str) -> str:
+    """Forced in, so that an unknown key composes and is reported with all the others."""
+    key = override.partition("=")[0]
+    return (
+        override
+        if key.startswith(("+", "~", "hydra.")) or key == "mode" or "/" in key or "@" in key
+        else f"++{override}"
+    )
+
+
+def _compose(config_dirs: Sequence[Path], config_name: str, overrides: Sequence[str]) -> DictConfig:
+    first, *behind = config_dirs
+    with initialize_config_dir(version_base=HYDRA_VERSION_BASE, config_dir=str(first)):
+        return compose(config_name, overrides=[*_search_path(behind), *overrides])
+
+
+def _search_path(config_dirs: Sequence[Path]) -> list[str]:
+    return ["hydra.searchpath=[" + ",".join(f"'file://{path}'" for path in config_dirs) + "]"] if config_dirs else []
+
+
+def _resolve(composed: DictConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
+    """The typed config with absolute paths, and every problem of its keys, types, values and paths."""
+    config, found = build(_plain(composed))
+    resolved, path_problems = resolve_paths(config, launch_dir)
+    return resolved, found + value_problems(config) + path_problems
+
+
+def _plain(node: Any) -> Any:
+    """Plain containers, interpolations resolved one by one so that each broken one is reported."""
+    if isinstance(node, DictConfig):
+        return {name: _plain_entry(node, name) for name in node}
+    elif isinstance(node, ListConfig):
+        return [_plain_entry(node, index) for index in range(len(node))]
+    else:
+        return node
+
+
+def _plain_entry(container: DictConfig | ListConfig, name: Any) -> Any:
+    if OmegaConf.is_missing(container, name):
+        return "???"
+    try:
+        return _plain(container[name])
+    except OmegaConfBaseException as error:
+        text = OmegaConf.to_container(container, resolve=False)[name]  # type: ignore[index]
+        return Unresolved(str(text), str(error).splitlines()[0])
+
+
+def _composition_problem(config_name: str, error: Exception) -> Problem:
+    return Problem("--config-name", config_name, f"cannot be read: {' '.join(str(error).split())}", "mend that")
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run_hydra_app(command: _Command, main: Main, mode: str, job_name: str) -> list[int]:
+    """Lets Hydra make the run's folder and call `main`; returns the exit status of each job."""
+    statuses: list[int] = []
+    folders: set[Path] = set()
+
+    def task(composed: DictConfig) -> None:
+        statuses.append(_run_job(main, composed, command.launch_dir, folders))
+
+    version.setbase(HYDRA_VERSION_BASE)
+    first, *behind = command.config_dirs
+    given = command.args.overrides if command.args.hydra_help else _with_mode(command.args.overrides, mode)
+    overrides, _ = _normalise(given, sweep=command.args.multirun)
+    args = argparse.Namespace(**vars(command.args))
+    args.config_name, args.config_path, args.config_dir = command.config_name, None, None
+    args.overrides = [*_search_path(behind), f"hydra.job.name='{job_name}'", *overrides]
+    _run_hydra(args, get_args_parser(), task, config_path=str(first), config_name=command.config_name)
+    return statuses
+
+
+def _run_job(main: Main, composed: DictConfig, launch_dir: Path, folders: set[Path]) -> int:
+    """One call of `main`, with the exit status of whatever it raises."""
+    try:
+        config, found = _resolve(composed, launch_dir)
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        if run_dir in folders:
+            found.append(
+                Problem("hydra.sweep.subdir", run_dir, "two jobs would write to one folder", "leave it at its default")
+            )
+        folders.add(run_dir)
+        if found:
+            raise UserError(*found)
+        return main(_own_checkpoint_dir(config), run_dir)
+    except UserError as error:
+        print(report(error.problems), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except Exception:
+        traceback.print_exc()
+        return EXIT_COMPONENT_FAILED
+
+
+def _own_checkpoint_dir(config: RunConfig) -> RunConfig:
+    """In a sweep each job saves to a folder of its own below logging.checkpoint_dir, named by its number."""
+    hydra = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN or config.logging.checkpoint_dir is None:
+        return config
+    folder = str(Path(config.logging.checkpoint_dir) / str(hydra.job.num))
+    return replace(config, logging=replace(config.logging, checkpoint_dir=folder))

@@ -1,0 +1,84 @@
+"""Paths of a config, resolved once against the folder that the command was started in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from expert_iteration.config.schema import RunConfig
+from expert_iteration.errors import Problem
+
+PLAIN_TEMPLATE = "plain"
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
+
+
+def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
+    """The config with absolute paths, and a problem for each path that does not lead anywhere.
+
+    env.data_path and logging.checkpoint_dir are paths. model.name is one where it exists below `launch_dir` or is
+    written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file exists or it ends in .jinja,
+    .jinja2, .j2 or .txt.
+    """
+    problems: list[Problem] = []
+    data_path = _absolute(config.env.data_path, launch_dir)
+    if data_path not in (None, MISSING) and not Path(data_path).exists():
+        problems.append(Problem("env.data_path", data_path, "no such file or folder", "give one that exists"))
+    name = _model_name(config.model.name, launch_dir, problems)
+    chat_template = _chat_template(config.model.chat_template, launch_dir, problems)
+    resolved = replace(
+        config,
+        env=replace(config.env, data_path=data_path),
+        model=replace(config.model, name=name, chat_template=chat_template),
+        logging=replace(config.logging, checkpoint_dir=_absolute(config.logging.checkpoint_dir, launch_dir)),
+    )
+    return resolved, problems
+
+
+def _absolute(path: str | None, launch_dir: Path) -> str | None:
+    if path is None or path == MISSING or not path.strip():
+        return path
+    return str((launch_dir / Path(path).expanduser()).resolve())
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # A whole Jinja template is longer than a file name may be.
+        return False
+
+
+def _model_name(name: str, launch_dir: Path, problems: list[Problem]) -> str:
+    path = _absolute(name, launch_dir)
+    assert path is not None
+    if name == MISSING or not name.strip() or name.startswith("package:"):
+        return name
+    if _exists(path):
+        return path
+    if name.startswith(("/", "./", "../", "~")) or name.endswith((".gguf", "/")) or name.count("/") > 1:
+        problems.append(
+            Problem("model.name", path, "no such file or folder", "give one that exists, or a hub name as in ORG/NAME")
+        )
+    return name
+
+
+def _chat_template(template: str | None, launch_dir: Path, problems: list[Problem]) -> str | None:
+    if template in (None, MISSING, PLAIN_TEMPLATE) or not template.strip():
+        return template
+    path = _absolute(template, launch_dir)
+    assert path is not None
+    if _exists(path):
+        return path
+    if template.endswith(TEMPLATE_SUFFIXES):
+        problems.append(Problem("model.chat_template", path, "no such file", "give one that exists"))
+    elif "{" not in template:
+        problems.append(
+            Problem(
+                "model.chat_template",
+                repr(template),
+                f"is no file, no Jinja template and not `{PLAIN_TEMPLATE}`",
+                f"write model.chat_template=null for the tokenizer's own, or {PLAIN_TEMPLATE}",
+            )
+        )
+    return template

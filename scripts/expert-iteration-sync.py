@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""Sync Expert Iteration: collect, train, publish, in turn.
+
+`--help` lists the keys and their values, docs/configuration.md explains them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from expert_iteration.config.loader import run
+from expert_iteration.config.schema import RunConfig
+from expert_iteration.errors import EXIT_OK
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+
+
+def main(config: RunConfig, run_dir: Path) -> int:
+    from expert_iteration.runtime.plan import render_plan
+
+    print(render_plan(config))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, mode="sync", config_dir=CONFIG_DIR, default_config="ei_gsm8k"))
