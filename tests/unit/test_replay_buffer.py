@@ -113,7 +113,7 @@ def test_beta_one_cancels_the_preference_in_expectation() -> None:
     torch.testing.assert_close(weighted, weighted[0].expand(3))
 
 
-def test_EI_01_prioritized_sampling_needs_no_extension_and_draws_by_priority() -> None:  # noqa: N802
+def test_EI_01_prioritized_sampling_needs_no_extension_and_draws_by_priority() -> None:
     buffer = TorchRLReplayBuffer(
         storage=LazyTensorStorage(8),
         sampler=PrioritizedSampler(alpha=1.0, beta=1.0, epsilon=0.01),
@@ -227,7 +227,7 @@ def test_stats_by_hand() -> None:
     }
 
 
-def test_EI_45_stored_samples_are_copies_without_a_graph() -> None:  # noqa: N802
+def test_EI_45_stored_samples_are_copies_without_a_graph() -> None:
     sample = make_sample(1)
     log_probs = sample.engine_log_probs.clone().requires_grad_() * 2
     sample = replace(sample, engine_log_probs=log_probs, ref_log_probs=log_probs * 2)
@@ -277,7 +277,7 @@ def test_collate_pads_on_the_right() -> None:
     assert dtypes == (torch.int64, torch.bool, torch.bool, torch.float32)
 
 
-def test_EI_12_masks_follow_from_lengths_when_padding_equals_the_end_token() -> None:  # noqa: N802
+def test_EI_12_masks_follow_from_lengths_when_padding_equals_the_end_token() -> None:
     """The end token has id 0 here, the id that padding uses."""
     short = replace(make_sample(1), token_ids=torch.tensor([0, 5, 36, 0]))
     batch = collate([short, make_sample(2, response=4)])
@@ -286,7 +286,7 @@ def test_EI_12_masks_follow_from_lengths_when_padding_equals_the_end_token() -> 
     assert batch.loss_mask[0].tolist() == [False, False, True, True, False, False]
 
 
-def test_EI_13_a_sample_without_response_is_refused_by_name() -> None:  # noqa: N802
+def test_EI_13_a_sample_without_response_is_refused_by_name() -> None:
     empty = replace(make_sample(17), loss_mask=torch.zeros(4, dtype=torch.bool))
     with pytest.raises(ValueError, match="row 17, epoch 0"):
         collate([make_sample(1), empty])
