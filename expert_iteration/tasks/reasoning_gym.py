@@ -143,7 +143,7 @@ class ReasoningGym:
 
     def _own_score(self, entry: Mapping[str, Any], answer: str) -> float | None:
         """The generator's score; None when its scorer fails or leaves [0, 1]."""
-        generator = entry["metadata"].get("source_dataset", self._generator)
+        generator = self._generator_of(entry)
         if generator in _COMPARED_AS_TEXT:
             return float(answer.strip().casefold() == entry["answer"].casefold())
         if not may_be_scored(generator, answer):
@@ -164,13 +164,21 @@ class ReasoningGym:
             entry = next(items)
             num_draws += 1
             key = question_key(entry["question"])
-            if key in seen:
+            if key in seen or not self._gold_may_be_scored(entry):
                 continue
             seen.add(key)
             last_new = num_draws
             if is_held_out(entry["question"], self._data_seed) == (split == "test"):
                 entries.append(entry)
         return Draw(entries, len(seen), num_draws)
+
+    def _gold_may_be_scored(self, entry: Mapping[str, Any]) -> bool:
+        """False for the golds of intermediate_integration that are integrals still, which answer with the question."""
+        return entry["answer"] is None or may_be_scored(self._generator_of(entry), entry["answer"])
+
+    def _generator_of(self, entry: Mapping[str, Any]) -> str:
+        """The generator that made an item; `composite` draws from several."""
+        return str(entry["metadata"].get("source_dataset", self._generator))
 
     def _items(self, first_seed: int) -> Iterator[dict[str, Any]]:
         """The generator's items without end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 MAX_CHARS = 2000
+MAX_DEPTH = 100
 MAX_EXPONENT = 20
 MAX_NESTED_POWERS = 2
 
@@ -49,13 +50,17 @@ def _is_literal(tree: ast.Expression) -> bool:
     return all(isinstance(node, allowed) for node in ast.walk(tree))
 
 
-def _is_formula(node: ast.expr, *, algebra: bool, num_powers: int = 0, in_exponent: bool = False) -> bool:
+def _is_formula(
+    node: ast.expr, *, algebra: bool, depth: int = 0, num_powers: int = 0, in_exponent: bool = False
+) -> bool:
     """Sums, products and quotients of numbers; with `algebra` also variables, known functions and bounded powers."""
 
     def recurse(child: ast.expr, powers: int = num_powers, exponent: bool = in_exponent) -> bool:
-        return _is_formula(child, algebra=algebra, num_powers=powers, in_exponent=exponent)
+        return _is_formula(child, algebra=algebra, depth=depth + 1, num_powers=powers, in_exponent=exponent)
 
     match node:
+        case _ if depth > MAX_DEPTH:
+            allowed = False
         case ast.Constant(value=int() | float() as value):
             allowed = not isinstance(value, bool) and (not in_exponent or abs(value) <= MAX_EXPONENT)
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
