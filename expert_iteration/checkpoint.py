@@ -33,9 +33,9 @@ def save_model(
     with atomic_directory(folder) as new:
         if policy.is_lora:
             # Embeddings are never adapted; leaving it to peft would make it ask the hub about the base model.
-            policy.model.save_pretrained(new, save_embedding_layers=False)
+            policy.model.save_pretrained(str(new), save_embedding_layers=False)
         else:
-            policy.model.save_pretrained(new)
+            policy.model.save_pretrained(str(new))
         tokenizer.save_pretrained(new)
         content = {**metadata, "step": step, "base_model": policy.name, "is_lora": policy.is_lora}
         (new / "metadata.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -186,7 +187,7 @@ def _load(config: ModelConfig, device: torch.device, dtype: torch.dtype, attn_im
             local_files_only=local_files_only(source),
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise loading_error(config.name, source, error) from error
     model, info = loaded
     # transformers fills them with random values and goes on.
