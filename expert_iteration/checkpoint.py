@@ -30,7 +30,7 @@ def save_model(
     from. It appears at once, complete and on disk; one of the same name is replaced.
     """
     folder = directory / f"checkpoint_{step:04d}"
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, replace=True) as new:
         if policy.is_lora:
             # Embeddings are never adapted; leaving it to peft would make it ask the hub about the base model.
             policy.model.save_pretrained(str(new), save_embedding_layers=False)

@@ -16,6 +16,7 @@ from expert_iteration.atomic import atomic_directory
 from expert_iteration.errors import Problem, UserError
 
 PACKAGE_PREFIX = "package:"
+GGUF_MAGIC = b"GGUF"
 
 
 def package_gguf(name: str) -> Path:
@@ -88,7 +89,7 @@ def _convert(file: Path, target: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # The parsers raise whatever a damaged or unsupported file makes them stumble over.
         raise UserError(
             Problem(
                 "model.name",
@@ -97,6 +98,6 @@ def _convert(file: Path, target: Path) -> None:
                 "name a model folder, a hub name or another .gguf file",
             )
         ) from error
-    with atomic_directory(target) as folder:
+    with atomic_directory(target, replace=False) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

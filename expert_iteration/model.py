@@ -136,10 +136,25 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
         compute_dtype = resolve_dtype(train_model.torch_dtype, device)
     weights_dtype = compute_dtype if train_model.lora.enabled else torch.float32
     model = _load(config.model, device, weights_dtype, train_model.attn_implementation)
+    disable_dropout(model)
     if train_model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy = _attach_lora(model, config) if train_model.lora.enabled else model
-    return Policy(config.model.name, policy, compute_dtype)
+    return Policy(config.model.name, policy.train(), compute_dtype)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Switches off the model's own dropout; an adapter that is attached later keeps its own.
+
+    With it, trainer, reference and engine would disagree on the log-probs of the same weights, and the KL would not be
+    zero where nothing has been learned.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def load_inference_model(config: RunConfig, device: torch.device) -> PreTrainedModel:

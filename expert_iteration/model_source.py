@@ -21,7 +21,7 @@ from transformers import (
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.config.schema import ModelConfig
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.gguf import PACKAGE_PREFIX, converted_gguf, package_gguf
+from expert_iteration.gguf import GGUF_MAGIC, PACKAGE_PREFIX, converted_gguf, package_gguf
 
 HUB_TIMEOUT_S = 5.0
 """How long to wait for the hub before only local files count."""
@@ -67,6 +67,9 @@ def _gguf_file(name: str) -> Path | None:
         return None
     if not file.is_file():
         raise _error(name, "there is no such file", "correct the path")
+    with file.open("rb") as stream:
+        if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+            raise _error(name, f"{file.name} is not a GGUF file", "name a GGUF file or a model folder")
     if importlib.util.find_spec("gguf") is None:
         raise _error(name, "reading GGUF files needs the Python package gguf", "install it (pip install gguf)")
     return file

@@ -116,13 +116,25 @@ def test_latest_is_the_complete_one_of_the_highest_step(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "folder"
-    with atomic_directory(target) as new:
+    with atomic_directory(target, replace=True) as new:
         (new / "file").write_text("old")
-    with pytest.raises(RuntimeError, match="half way"), atomic_directory(target) as new:
+    with pytest.raises(RuntimeError, match="half way"), atomic_directory(target, replace=True) as new:
         (new / "file").write_text("new")
         raise RuntimeError("half way")
     assert (target / "file").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_of_two_writers_at_once_the_first_to_finish_stays_unless_replaced(tmp_path: Path) -> None:
+    for replace, kept in ((False, "first to finish"), (True, "last to finish")):
+        target = tmp_path / str(replace)
+        with atomic_directory(target, replace=replace) as slow:
+            (slow / "file").write_text("last to finish")
+            with atomic_directory(target, replace=replace) as fast:
+                (fast / "file").write_text("first to finish")
+            assert (target / "file").read_text() == "first to finish"
+        assert (target / "file").read_text() == kept
+    assert {path.name for path in tmp_path.iterdir()} == {"False", "True"}
 
 
 def test_a_folder_that_cannot_be_written_is_reported_before_the_run(tmp_path: Path) -> None:
