@@ -43,7 +43,7 @@ GLOSSARY: dict[str, Metric] = {
     ),
     "progress/run": Metric(
         "share",
-        "Share of the run that lies behind: each collection owns an equal share and its optimizer steps divide it.",
+        "Share of the run that lies behind: each collection owns the share of the steps planned for it.",
     ),
     "progress/dialog_turns": Metric("completions", "Completions collected so far."),
     "reward/mean": Metric("reward", "Mean reward of the collection's scored completions."),
@@ -84,9 +84,12 @@ GLOSSARY: dict[str, Metric] = {
     "buffer/evicted_samples": Metric("samples", "Samples dropped so far because they exceeded train.max_policy_age."),
     "buffer/gradient_steps_per_write": Metric("steps/sample", "Optimizer steps so far per sample written so far."),
     "buffer/reward_mean": Metric("reward", "Mean reward of the buffer's samples."),
+    "buffer/reward_std": Metric("reward", "Population standard deviation of the rewards in the buffer."),
     "buffer/reward_min": Metric("reward", "Lowest reward in the buffer."),
     "buffer/reward_max": Metric("reward", "Highest reward in the buffer."),
-    "buffer/response_length_mean": Metric("tokens", "Mean response length of the buffer's samples."),
+    "buffer/response_tokens_mean": Metric("tokens", "Mean response length of the buffer's samples."),
+    "buffer/response_tokens_min": Metric("tokens", "Shortest response in the buffer."),
+    "buffer/response_tokens_max": Metric("tokens", "Longest response in the buffer."),
     "loss/total": Metric("nats", "What is minimised: main term plus coefficient times the KL term."),
     "loss/main": Metric("nats", "Main term: negative log-likelihood (sft), or the minor_sft objective."),
     "loss/kl_to_ref": Metric(

@@ -35,8 +35,8 @@ class MetricsLogger:
     def log(self, kind: Kind, values: Mapping[str, float], *, optimizer_step: int, collection: int) -> None:
         """Writes one record; a name that the glossary does not hold raises ValueError.
 
-        Steps whose number logging_frequency does not divide stay off the terminal and wandb. "progress/run", where
-        given, moves the progress bar at every step.
+        Steps whose number logging_frequency does not divide stay off the terminal and wandb. A step's "progress/run"
+        moves the progress bar whether or not the step is shown.
         """
         record = Record(
             kind,
@@ -49,7 +49,7 @@ class MetricsLogger:
         )
         check_names(record.values)
         self._file.write(record)
-        if "progress/run" in values:
+        if kind == "step" and "progress/run" in values:
             self.terminal.advance(values["progress/run"])
         if kind != "step" or optimizer_step % self._logging_frequency == 0:
             self.terminal.show(record)

@@ -35,14 +35,17 @@ def _reward_figure(collections: Sequence[Record]) -> Figure:
     figure, axes = _figure("Reward of sampled completions", "Reward (per completion)")
     x, mean = _series(collections, "reward/mean")
     _, std = _series(collections, "reward/std")
+    _, low = _series(collections, "reward/min")
+    _, high = _series(collections, "reward/max")
+    # Mean - std of rewards of 0 and 1 lies below 0, where no reward is.
     axes.fill_between(
         x,
-        [m - s for m, s in zip(mean, std, strict=True)],
-        [m + s for m, s in zip(mean, std, strict=True)],
+        [max(m - s, least) for m, s, least in zip(mean, std, low, strict=True)],
+        [min(m + s, most) for m, s, most in zip(mean, std, high, strict=True)],
         color=BLUE,
         alpha=0.15,
         linewidth=0,
-        label="collected, ± 1 standard deviation",
+        label="collected, ± 1 standard deviation within the range seen",
     )
     axes.plot(x, mean, color=BLUE, marker="o", label="collected, mean")
     x, kept = _series(collections, "selection/accepted_reward_mean")
@@ -80,9 +83,8 @@ def _accuracy_figure(collections: Sequence[Record], evaluations: Sequence[Record
             zorder=3,
             label="held-out problems, greedy, with 95% interval",
         )
-        for position, value in zip(x, accuracy, strict=True):
-            axes.annotate(f"{value:.3f}", (position, value), xytext=(9, 0), textcoords="offset points", va="center")
-        axes.margins(x=0.1)
+        for position, value, top in zip(x, accuracy, high, strict=True):
+            axes.annotate(f"{value:.3f}", (position, top), xytext=(0, 5), textcoords="offset points", ha="center")
     axes.set_ylim(0, 1)
     _legend_below(figure, axes)
     return figure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from time import monotonic
-from typing import Literal, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -19,40 +20,38 @@ from expert_iteration.metrics.time_left import TimeLeft
 
 PLAIN_WIDTH = 80
 
-Field = tuple[str, str, str]
-"""Glossary name, label on the terminal, format."""
+Field = tuple[str, str]
+"""Glossary name, and how its value is written."""
 
 COLLECTION_FIELDS: tuple[Field, ...] = (
-    ("reward/mean", "reward", ".3f"),
-    ("reward/accuracy", "accuracy", ".3f"),
-    ("reward/pass_at_n", "pass@N", ".3f"),
-    ("selection/accepted_samples", "kept", ".0f"),
-    ("length/response_mean", "length", ".1f"),
+    ("reward/mean", "reward {:.3f}"),
+    ("reward/accuracy", "accuracy {:.3f}"),
+    ("reward/pass_at_n", "pass@N {:.3f}"),
+    ("selection/accepted_samples", "kept {:.0f}"),
+    ("length/response_mean", "length {:.1f}"),
 )
 STEP_FIELDS: tuple[Field, ...] = (
-    ("loss/total", "loss", ".4f"),
-    ("loss/kl_to_ref", "KL", ".4f"),
-    ("optim/grad_norm", "grad", ".2f"),
-    ("optim/learning_rate", "lr", ".1e"),
+    ("loss/total", "loss {:.4f}"),
+    ("loss/kl_to_ref", "KL {:.4f}"),
+    ("optim/grad_norm", "grad {:.2f}"),
+    ("optim/learning_rate", "lr {:.1e}"),
 )
 EVAL_FIELDS: tuple[Field, ...] = (
-    ("eval/num_problems", "problems", ".0f"),
-    ("eval/response_length_mean", "length", ".1f"),
-    ("eval/truncated_share", "truncated", ".1%"),
+    ("eval/num_problems", "problems {:.0f}"),
+    ("eval/response_length_mean", "length {:.1f}"),
+    ("eval/truncated_share", "truncated {:.1%}"),
 )
-STATUS_FIELDS: tuple[tuple[Field, ...], ...] = (
-    (
-        ("progress/optimizer_step", "step", ".0f"),
-        ("reward/mean", "reward", ".3f"),
-        ("reward/accuracy", "accuracy", ".3f"),
-        ("loss/total", "loss", ".4f"),
-        ("loss/kl_to_ref", "KL", ".4f"),
-    ),
-    (
-        ("perf/generation_tokens_per_second", "generated tokens/s", ".0f"),
-        ("perf/training_tokens_per_second", "trained tokens/s", ".0f"),
-        ("memory/peak_gib", "GiB", ".2f"),
-    ),
+LEARNING_FIELDS: tuple[Field, ...] = (
+    ("progress/optimizer_step", "step {:.0f}"),
+    ("reward/mean", "reward {:.3f}"),
+    ("reward/accuracy", "accuracy {:.3f}"),
+    ("loss/total", "loss {:.4f}"),
+    ("loss/kl_to_ref", "KL {:.4f}"),
+)
+SPEED_FIELDS: tuple[Field, ...] = (
+    ("perf/generation_tokens_per_second", "{:.0f} tokens/s generated"),
+    ("perf/training_tokens_per_second", "{:.0f} trained"),
+    ("memory/peak_gib", "{:.2f} GiB at most"),
 )
 
 
@@ -68,11 +67,11 @@ class Terminal(Protocol):
         ...
 
     def advance(self, progress: float) -> None:
-        """The share `progress` of the run, in [0, 1], lies behind."""
+        """A step is over, and the share `progress` of the run, in [0, 1], lies behind."""
         ...
 
     def show(self, record: Record) -> None:
-        """A record of the log."""
+        """A record of the log; every collection's has to come by, for the time left."""
         ...
 
     def print(self, content: RenderableType) -> None:
@@ -84,9 +83,12 @@ class Terminal(Protocol):
         ...
 
 
-def make_terminal(progress: Literal["auto", "live", "plain"], file: TextIO | None = None) -> Terminal:
+def make_terminal(progress: str, file: TextIO | None = None) -> Terminal:
     """The display that `logging.progress` asks for, on `file` (standard output unless given)."""
     file = file or sys.stdout
+    if isinstance(file, TextIOWrapper):
+        # A model may write what the terminal's encoding does not have; that must not end the run.
+        file.reconfigure(errors="backslashreplace")
     if progress == "live" or (progress == "auto" and file.isatty()):
         return LiveTerminal(Console(file=file, force_terminal=True, highlight=False, markup=False))
     elif progress in ("auto", "plain"):
@@ -120,9 +122,11 @@ class PlainTerminal:
 
     def advance(self, progress: float) -> None:
         if self._time_left is not None:
-            self._time_left.advance(progress, monotonic())
+            self._time_left.trained(progress, monotonic())
 
     def show(self, record: Record) -> None:
+        if record.kind == "collection" and self._time_left is not None:
+            self._time_left.collected(monotonic())
         line = record_line(record, self._total_collections)
         if record.kind == "step" and self._time_left is not None:
             line += f"  left {format_seconds(self._time_left.seconds(monotonic()))}"
@@ -145,9 +149,10 @@ class LiveTerminal:
         self._time_left: TimeLeft | None = None
         self._latest: dict[str, float] = {}
         self._stages: tuple[str, ...] = ()
+        self._last_stages: tuple[str, ...] = ()
         self._stages_since = monotonic()
         self._spinner = Spinner("dots")
-        self._live = Live(self, console=console, refresh_per_second=4)
+        self._live = Live(self, console=console, refresh_per_second=4, transient=True)
         self._live.start()
 
     def start(self, total_collections: int) -> None:
@@ -155,16 +160,21 @@ class LiveTerminal:
         self._time_left = TimeLeft(total_collections, monotonic())
 
     def show_stages(self, running: Sequence[str]) -> None:
+        # A stage that only pauses between two steps goes on counting.
+        if running and tuple(running) != self._last_stages:
+            self._last_stages = tuple(running)
+            self._stages_since = monotonic()
         self._stages = tuple(running)
-        self._stages_since = monotonic()
 
     def advance(self, progress: float) -> None:
         self._progress = progress
         if self._time_left is not None:
-            self._time_left.advance(progress, monotonic())
+            self._time_left.trained(progress, monotonic())
 
     def show(self, record: Record) -> None:
         self._latest.update(record.values)
+        if record.kind == "collection" and self._time_left is not None:
+            self._time_left.collected(monotonic())
         if record.kind != "step":
             self.print(record_line(record, self._total_collections))
 
@@ -192,17 +202,17 @@ class LiveTerminal:
             ProgressBar(total=1.0, completed=self._progress),
             f"{self._progress:4.0%}  left {format_seconds(left)}",
         )
-        lines = [Text("  " + format_fields(self._latest, fields), no_wrap=True) for fields in STATUS_FIELDS]
-        yield Group(bar, *lines)
+        lines = (format_fields(self._latest, LEARNING_FIELDS), format_fields(self._latest, SPEED_FIELDS))
+        yield Group(bar, *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in lines))
 
 
 def record_line(record: Record, total_collections: int | None) -> str:
     """One line of at most 80 columns, without what the record does not hold."""
     values = record.values
     if record.kind == "collection":
-        number = int(values["progress/collection"]) + 1
-        head = f"collection {number}/{total_collections}" if total_collections else f"collection {number}"
-        return f"{head}  {format_fields(values, COLLECTION_FIELDS)}"
+        number = f"{values['progress/collection'] + 1:.0f}"
+        head = f"{number}/{total_collections}" if total_collections else number
+        return f"[{head}]  {format_fields(values, COLLECTION_FIELDS)}"
     elif record.kind == "step":
         return f"  step {values['progress/optimizer_step']:.0f}  {format_fields(values, STEP_FIELDS)}"
     elif record.kind == "eval":
@@ -213,7 +223,7 @@ def record_line(record: Record, total_collections: int | None) -> str:
 
 
 def format_fields(values: Mapping[str, float], fields: Sequence[Field]) -> str:
-    return "  ".join(f"{label} {values[name]:{spec}}" for name, label, spec in fields if name in values)
+    return "  ".join(template.format(values[name]) for name, template in fields if name in values)
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -1,45 +1,43 @@
-"""Estimate of a run's remaining time from its progress."""
+"""Estimate of a run's remaining time."""
 
 from __future__ import annotations
 
-from math import floor
-
 
 class TimeLeft:
-    """Remaining seconds of a run of equal collections, each of which generates first and trains then.
+    """Remaining seconds of a run whose collections each generate first and train then.
 
-    Progress stands still while a collection generates and moves while it trains, so that time divided by progress would
-    jump. Instead the mean time of a whole collection is multiplied by the collections that remain. Before the first
-    collection is over, its end is extrapolated from the pace of its optimizer steps.
+    Progress stands still while a collection generates and moves while it trains, so time divided by progress would
+    jump. The two are extrapolated apart: generation by the collections that remain, training by the progress that
+    remains. Collections with fewer steps than planned move progress faster and so count by the time they took.
 
-    Example of 2 collections: generating until second 20 (progress 0), then progress 0.125 at second 25: a quarter of
-    the first collection's steps in 5 s. It will take 20 + 4 * 5 = 40 s, the run 80 s, and 55 s are left.
+    Example of 2 collections: the first is generated in 20 s, then 5 s of steps bring the progress to 0.125. Another
+    20 s of generation and 5 / 0.125 * 0.875 = 35 s of steps remain, 55 s in all.
     """
 
     def __init__(self, total_collections: int, now: float) -> None:
-        self._total = total_collections
-        self._start = now
-        self._finished = 0
-        self._finished_at = now
-        self._training_from: tuple[float, float] | None = None
-        self._seconds_per_collection: float | None = None
+        self._total_collections = total_collections
+        self._collections = 0
+        self._generation_seconds = 0.0
+        self._progress = 0.0
+        self._training_seconds = 0.0
+        self._last = now
 
-    def advance(self, progress: float, now: float) -> None:
-        """Takes note that the share `progress` of the run, in [0, 1], lies behind at the second `now`."""
-        behind = progress * self._total  # in collections
-        finished = floor(behind + 1e-9)
-        if finished > self._finished:
-            self._finished, self._finished_at = finished, now
-            self._seconds_per_collection = (now - self._start) / finished
-        elif behind == 0 or self._training_from is None:
-            self._training_from = behind, now
-        elif finished == 0 and behind > self._training_from[0]:
-            first, first_at = self._training_from
-            self._seconds_per_collection = now - self._start + (1 - behind) * (now - first_at) / (behind - first)
+    def collected(self, now: float) -> None:
+        """A collection is generated at the second `now`; the time since the last event went into it."""
+        self._generation_seconds += now - self._last
+        self._collections += 1
+        self._last = now
+
+    def trained(self, progress: float, now: float) -> None:
+        """A step is over at the second `now`, and the share `progress` of the run, in [0, 1], lies behind."""
+        self._training_seconds += now - self._last
+        self._progress = progress
+        self._last = now
 
     def seconds(self, now: float) -> float | None:
-        """Estimate at the second `now`; None while there is nothing to base it on, 0 when overdue."""
-        if self._seconds_per_collection is None:
+        """Estimate at the second `now`: None while there is nothing to base it on, 0 when overdue."""
+        if self._collections == 0 or self._progress == 0:
             return None
-        remaining = self._seconds_per_collection * (self._total - self._finished) - (now - self._finished_at)
-        return max(0.0, remaining)
+        generation = self._generation_seconds / self._collections * (self._total_collections - self._collections)
+        training = self._training_seconds / self._progress * (1 - self._progress)
+        return max(0.0, generation + training - (now - self._last))
