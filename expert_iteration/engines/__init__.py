@@ -1,0 +1,1 @@
+"""Engines: they generate with their own copy of the weights."""
