@@ -164,7 +164,7 @@ class ReasoningGym:
             entry = next(items)
             num_draws += 1
             key = question_key(entry["question"])
-            if key in seen or not self._gold_may_be_scored(entry):
+            if key in seen or not self._is_usable(entry):
                 continue
             seen.add(key)
             last_new = num_draws
@@ -172,9 +172,10 @@ class ReasoningGym:
                 entries.append(entry)
         return Draw(entries, len(seen), num_draws)
 
-    def _gold_may_be_scored(self, entry: Mapping[str, Any]) -> bool:
-        """False for the golds of intermediate_integration that are integrals still, which answer with the question."""
-        return entry["answer"] is None or may_be_scored(self._generator_of(entry), entry["answer"])
+    def _is_usable(self, entry: Mapping[str, Any]) -> bool:
+        """False where saying nothing is right (`ab`) or the gold is the question (`intermediate_integration`)."""
+        gold = entry["answer"]
+        return gold is None or (gold.strip() != "" and may_be_scored(self._generator_of(entry), gold))
 
     def _generator_of(self, entry: Mapping[str, Any]) -> str:
         """The generator that made an item; `composite` draws from several."""
