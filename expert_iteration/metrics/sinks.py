@@ -58,14 +58,17 @@ class WandbRun:
     def __init__(
         self,
         *,
-        mode: Literal["offline", "online"],
+        mode: str,
         project: str,
         name: str,
         directory: Path,
         config: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> None:
-        """`directory` gets wandb's own folder; `config` is shown with the run; `warn` gets the one warning."""
+        """`mode` is offline or online; `directory` gets wandb's own folder; `config` is shown with the run; `warn` gets
+        the one warning."""
+        if mode not in ("offline", "online"):
+            raise ValueError(f"mode={mode!r}: one of offline, online")
         self._warn = warn
         self._run: Any = None
         with self._off_at_failure():
@@ -75,7 +78,12 @@ class WandbRun:
             # wandb's own lines would break the live display.
             settings = wandb.Settings(silent=True, console="off")
             run = wandb.init(
-                mode=mode, project=project, name=name, dir=str(directory), config=dict(config), settings=settings
+                mode="online" if mode == "online" else "offline",
+                project=project,
+                name=name,
+                dir=str(directory),
+                config=dict(config),
+                settings=settings,
             )
             run.define_metric("progress/optimizer_step")
             run.define_metric("*", step_metric="progress/optimizer_step")
