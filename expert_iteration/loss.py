@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -81,10 +80,10 @@ class SFTLoss:
 
     def __init__(
         self,
-        loss_function: Literal["sft", "minor_sft"] = "sft",
+        loss_function: str = "sft",
         *,
         minor_sft_beta: float = 0.1,
-        normalization: Literal["sequence", "token"] = "sequence",
+        normalization: str = "sequence",
     ) -> None:
         if loss_function not in ("sft", "minor_sft"):
             raise ValueError(f"loss_function={loss_function!r}: one of sft, minor_sft")

@@ -23,8 +23,6 @@ from torchrl.envs.transforms import Transform
 from expert_iteration.seeding import derive_seed
 from expert_iteration.types import Rollout, RolloutGroup
 
-Statistic = Literal["mean", "median", "none"]
-Strategy = Literal["topk", "random"]
 Outcome = Literal["accepted", "unscored", "tied", "below_min_reward", "truncated", "not_above"]
 
 
@@ -42,7 +40,7 @@ def select_topk(
     rewards: Sequence[float | None],
     k: int,
     *,
-    above: Statistic | None = None,
+    above: str | None = None,
     min_reward: float | None = None,
     generator: torch.Generator | None = None,
 ) -> list[int]:
@@ -77,7 +75,7 @@ def _order(count: int, generator: torch.Generator | None) -> list[int]:
     return torch.randperm(count, generator=generator).tolist()
 
 
-def _above(rewards: Sequence[float | None], scored: list[int], above: Statistic) -> list[int]:
+def _above(rewards: Sequence[float | None], scored: list[int], above: str) -> list[int]:
     """Those of `scored` whose reward is above the statistic over all of them. Exact: three times 0.1 is a tie."""
     if above == "none" or not scored:
         return scored
@@ -111,10 +109,10 @@ class TopKRewardSelector(Transform):
         self,
         topk_size: int,
         *,
-        above: Statistic = "mean",
+        above: str = "mean",
         min_reward: float | None = None,
         include_truncated: bool = False,
-        strategy: Strategy = "topk",
+        strategy: str = "topk",
         seed: int = 0,
         reward_key: NestedKey = "reward",
         row_id_key: NestedKey = "row_id",
@@ -124,7 +122,7 @@ class TopKRewardSelector(Transform):
         if strategy not in ("topk", "random"):
             raise ValueError(f"strategy={strategy!r}: one of topk, random")
         self.topk_size = topk_size
-        self.above: Statistic = above
+        self.above: str = above
         self.min_reward = min_reward
         self.include_truncated = include_truncated
         self.strategy = strategy

@@ -17,9 +17,10 @@ Example, one prompt of three tokens answered twice (token 2 ends a response):
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
@@ -161,9 +162,20 @@ class Batch:
     row_ids: Tensor
     """(B,) int64."""
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: None if value is None else value.to(device) for name, value in tensors.items()}
+        return Batch(**moved)
+
     @property
     def num_sequences(self) -> int:
         return self.token_ids.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens, without padding."""
+        return int(self.attention_mask.sum())
 
     @property
     def num_response_tokens(self) -> int:
@@ -216,6 +228,9 @@ class Engine(Protocol):
 
 class WeightSync(Protocol):
     """Carries the trained weights to the engine and proves that they arrived."""
+
+    changed_share: float
+    """Share of the engine's weights that the last publish changed."""
 
     def publish(self) -> int:
         """Pushes the weights, verifies them, returns the new policy version."""

@@ -17,9 +17,17 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
 
 def main(config: RunConfig, run_dir: Path) -> int:
+    """One run, or its plan. The imports are here so that wrong input is told before torch loads."""
     from expert_iteration.runtime.plan import render_plan
 
-    print(render_plan(config))
+    if config.plan:
+        print(render_plan(config))
+        return EXIT_OK
+
+    from expert_iteration.loops import sync
+    from expert_iteration.runtime import local
+
+    sync.run(local.build(config, run_dir))
     return EXIT_OK
 
 

@@ -60,3 +60,11 @@ def planned_steps(config: RunConfig, collection: int) -> int:
 def total_planned_steps(config: RunConfig) -> int:
     """Length of the learning-rate and KL schedules in optimizer steps."""
     return sum(planned_steps(config, collection) for collection in range(num_collections(config)))
+
+
+def experiment_name(config: RunConfig) -> str:
+    """Name of the run: logging.experiment_name, or task and model."""
+    if config.logging.experiment_name is not None:
+        return config.logging.experiment_name
+    model = config.model.name.rstrip("/").rpartition("/")[2].removeprefix("package:")
+    return f"{config.env.dataset}-{model}"

@@ -1,0 +1,240 @@
+"""From prompts to training samples: generate, score, select, then ask the reference about what was kept.
+
+Task.prompts -> Engine.generate -> Task.score -> TopKRewardSelector -> Reference -> samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+
+from expert_iteration.chat import ChatEncoder
+from expert_iteration.errors import Problem, UserError
+from expert_iteration.metrics.aggregate import collection_metrics
+from expert_iteration.metrics.logger import MetricsLogger
+from expert_iteration.reference import Reference, with_reference
+from expert_iteration.seeding import derive_seed
+from expert_iteration.selection import Selection, TopKRewardSelector
+from expert_iteration.statistics import summarize
+from expert_iteration.types import (
+    Engine,
+    GenerationRequest,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Task,
+    TrainingSample,
+    Turn,
+    WeightSync,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One turn of a prompt in the data order."""
+
+    prompt: Prompt
+    epoch: int
+    prompt_ids: tuple[int, ...]
+
+
+class PromptStream:
+    """Endless passes over the prompts, each in a new order fixed by the seed.
+
+    Prompts whose ids leave no room for the response are left out and counted, the first time that they are met.
+
+    Args:
+        prompts: at least one.
+        encoder: turns messages into ids.
+        max_prompt_tokens: most ids of a prompt.
+        seed: fixes the orders.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], encoder: ChatEncoder, *, max_prompt_tokens: int, seed: int) -> None:
+        self._prompts = list(prompts)
+        self._encoder = encoder
+        self._max_prompt_tokens = max_prompt_tokens
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._new_order()
+        self._too_long: set[int] = set()
+
+    @property
+    def dropped_too_long(self) -> int:
+        """Prompts left out so far."""
+        return len(self._too_long)
+
+    def take(self, count: int) -> list[Visit]:
+        """The next `count` visits. Raises UserError when no prompt of the data set fits."""
+        visits: list[Visit] = []
+        while len(visits) < count:
+            if self._position == len(self._order):
+                self._epoch, self._position, self._order = self._epoch + 1, 0, self._new_order(self._epoch + 1)
+            prompt = self._prompts[self._order[self._position]]
+            self._position += 1
+            prompt_ids = self._encoder.encode(prompt)
+            if len(prompt_ids) <= self._max_prompt_tokens:
+                visits.append(Visit(prompt, self._epoch, prompt_ids))
+            else:
+                self._drop(prompt)
+        return visits
+
+    def _new_order(self, epoch: int = 0) -> list[int]:
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "data order", epoch))
+        return torch.randperm(len(self._prompts), generator=generator).tolist()
+
+    def _drop(self, prompt: Prompt) -> None:
+        self._too_long.add(prompt.row_id)
+        if len(self._too_long) == len(self._prompts):
+            raise UserError(
+                Problem(
+                    "inference_model.max_tokens",
+                    f"leaves {self._max_prompt_tokens} tokens for the prompt",
+                    f"none of the {len(self._prompts)} prompts is that short",
+                    "lower inference_model.max_tokens, or take shorter prompts or a model with a longer context",
+                )
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What one call of the collector gave."""
+
+    groups: tuple[RolloutGroup, ...]
+    selections: tuple[Selection, ...]
+    """One per group."""
+    samples: tuple[TrainingSample, ...]
+    """What was kept; with reference log-probs once `Collector.attach_reference` has run."""
+    generated_tokens: int
+    generation_seconds: float
+
+    @property
+    def dialog_turns(self) -> int:
+        """Completions."""
+        return sum(len(group.rollouts) for group in self.groups)
+
+    def metrics(self) -> dict[str, float]:
+        """`reward/*`, `length/*` and `selection/*` of the collection."""
+        outcomes = [selection.outcome for selection in self.selections]
+        metrics = {
+            **collection_metrics(self.groups),
+            "selection/accepted_groups": outcomes.count("accepted"),
+            "selection/tied_groups": outcomes.count("tied"),
+            "selection/unscored_groups": outcomes.count("unscored"),
+            "selection/below_min_reward_groups": outcomes.count("below_min_reward"),
+            "selection/truncated_groups": outcomes.count("truncated"),
+            "selection/not_above_groups": outcomes.count("not_above"),
+            "selection/accepted_samples": len(self.samples),
+        }
+        if self.samples:
+            metrics["selection/accepted_reward_mean"] = summarize([sample.reward for sample in self.samples]).mean
+        return metrics
+
+
+class Collector:
+    """Samples `repeats` completions for each of `prompts_per_collection` prompts and keeps the best.
+
+    `collect` is the verb of the loops. It has two halves so that the first may run beside training: `sample` touches
+    the engine, `attach_reference` may touch the policy (a LoRA run's reference is the policy with its adapter off).
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        stream: PromptStream,
+        encoder: ChatEncoder,
+        engine: Engine,
+        weight_sync: WeightSync,
+        selector: TopKRewardSelector,
+        reference: Reference | None,
+        sampling: SamplingParams,
+        prompts_per_collection: int,
+        repeats: int,
+        include_stop: bool,
+        seed: int,
+        logger: MetricsLogger,
+    ) -> None:
+        self.stream = stream
+        self._task = task
+        self._encoder = encoder
+        self._engine = engine
+        self._weight_sync = weight_sync
+        self._selector = selector
+        self._reference = reference
+        self._sampling = sampling
+        self._prompts_per_collection = prompts_per_collection
+        self._repeats = repeats
+        self._include_stop = include_stop
+        self._seed = seed
+        self._logger = logger
+
+    def collect(self) -> Collection:
+        """One collection, ready for the buffer."""
+        return self.attach_reference(self.sample())
+
+    def sample(self) -> Collection:
+        """Generates, scores and selects. The engine's weights are verified first."""
+        with self._logger.stage("verify"):
+            self._weight_sync.verify()
+        visits = self.stream.take(self._prompts_per_collection)
+        version = self._engine.policy_version
+        start = perf_counter()
+        with self._logger.stage("generate"):
+            turns = self._engine.generate([self._request(visit) for visit in visits], self._sampling)
+        generation_seconds = perf_counter() - start
+        with self._logger.stage("score"):
+            groups = tuple(
+                self._scored_group(visit, visit_turns, version)
+                for visit, visit_turns in zip(visits, turns, strict=True)
+            )
+        with self._logger.stage("select"):
+            selections = tuple(self._selector.select(group) for group in groups)
+            samples = tuple(
+                training_sample(group, group.rollouts[index])
+                for group, selection in zip(groups, selections, strict=True)
+                for index in selection.indices
+            )
+        generated = sum(rollout.num_response_tokens for group in groups for rollout in group.rollouts)
+        return Collection(groups, selections, samples, generated, generation_seconds)
+
+    def attach_reference(self, collection: Collection) -> Collection:
+        """The collection with the reference's log-probs on its samples."""
+        with self._logger.stage("reference"):
+            samples = tuple(with_reference(self._reference, collection.samples))
+        return replace(collection, samples=samples)
+
+    def _request(self, visit: Visit) -> GenerationRequest:
+        seeds = tuple(
+            derive_seed(self._seed, "sample", visit.prompt.row_id, visit.epoch, index) for index in range(self._repeats)
+        )
+        return GenerationRequest(visit.prompt_ids, seeds)
+
+    def _scored_group(self, visit: Visit, turns: Sequence[Turn], version: int) -> RolloutGroup:
+        rollouts = []
+        for turn in turns:
+            text = self._encoder.decode(turn, include_stop=self._include_stop)
+            rollouts.append(Rollout((turn,), text, self._task.score(visit.prompt, text), version))
+        return RolloutGroup(visit.prompt, visit.epoch, tuple(rollouts))
+
+
+def training_sample(group: RolloutGroup, rollout: Rollout) -> TrainingSample:
+    """The sampled ids, never re-tokenised text, with the loss on the response alone."""
+    (turn,) = rollout.turns
+    prompt_length, response_length = len(turn.prompt_ids), len(turn.response_ids)
+    assert rollout.reward is not None, "an unscored rollout is never selected"
+    return TrainingSample(
+        token_ids=torch.tensor(turn.prompt_ids + turn.response_ids),
+        loss_mask=torch.arange(prompt_length + response_length) >= prompt_length,
+        engine_log_probs=torch.tensor((float("nan"),) * prompt_length + turn.log_probs),
+        ref_log_probs=None,
+        reward=rollout.reward,
+        policy_version=rollout.policy_version,
+        row_id=group.prompt.row_id,
+        epoch=group.epoch,
+    )

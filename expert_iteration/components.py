@@ -1,0 +1,37 @@
+"""Everything that a loop works with. A runtime builds it, a loop runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from expert_iteration.chat import ChatEncoder
+from expert_iteration.collector import Collector
+from expert_iteration.config.schema import RunConfig
+from expert_iteration.metrics.logger import MetricsLogger
+from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.trainer import Trainer
+from expert_iteration.types import Engine, Prompt, SamplingParams, Task, WeightSync
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The parts of one run, ready to go."""
+
+    config: RunConfig
+    run_dir: Path
+    task: Task
+    encoder: ChatEncoder
+    engine: Engine
+    collector: Collector
+    buffer: ReplayBuffer
+    trainer: Trainer
+    weight_sync: WeightSync
+    logger: MetricsLogger
+    eval_prompts: Sequence[Prompt]
+    """Held-out problems; none of them is trained on."""
+    eval_sampling: SamplingParams
+    save_model: Callable[[], Path]
+    """Saves the policy as it is and returns the folder."""
+    peak_memory_gib: Callable[[], float]

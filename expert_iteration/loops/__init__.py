@@ -1,0 +1,1 @@
+"""The loops: the same two verbs, `collector.collect()` and `trainer.step()`, in different orders."""

@@ -1,0 +1,1 @@
+"""Builds the parts of a run and places them on devices."""

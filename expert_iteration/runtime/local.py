@@ -1,0 +1,212 @@
+"""Everything in one process: builds the parts of a run on the devices that this machine has."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from expert_iteration import checkpoint
+from expert_iteration.chat import ChatEncoder
+from expert_iteration.collector import Collector, PromptStream
+from expert_iteration.components import Components
+from expert_iteration.config import derived
+from expert_iteration.config.schema import RunConfig
+from expert_iteration.engines.local import LocalEngine
+from expert_iteration.errors import Problem, UserError
+from expert_iteration.log_probs import check_projection
+from expert_iteration.loss import SFTLoss
+from expert_iteration.metrics.logger import MetricsLogger
+from expert_iteration.metrics.memory import peak_memory_gib
+from expert_iteration.metrics.sinks import WandbRun
+from expert_iteration.metrics.terminal import Terminal, make_terminal
+from expert_iteration.model import Policy, load_inference_model, load_policy, load_reference_model
+from expert_iteration.model_source import check_model, load_chat_encoder
+from expert_iteration.optim import reference_needed
+from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
+from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.runtime.plan import device_plan, max_sequences
+from expert_iteration.seeding import derive_seed
+from expert_iteration.selection import TopKRewardSelector
+from expert_iteration.tasks import make_task
+from expert_iteration.trainer import Trainer
+from expert_iteration.types import SamplingParams, Task
+from expert_iteration.weight_sync import InProcessWeightSync
+
+
+def build(config: RunConfig, run_dir: Path) -> Components:
+    """All parts of a run. What can be wrong with the user's input is checked before any weights load."""
+    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
+    checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
+    checkpoint.check_writable(checkpoint_dir)
+    check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    task = build_task(config)
+    encoder = load_chat_encoder(config.model)
+
+    devices = device_plan(config, torch.cuda.device_count())
+    policy = load_policy(config, devices.train[0])
+    check_projection(policy.model)
+    engine = _build_engine(config, devices.inference[0])
+    reference = _build_reference(config, policy, devices.reference[0])
+    trainer = _build_trainer(config, policy)
+    weight_sync = InProcessWeightSync(trainer, engine)
+    logger = _build_logger(config, run_dir)
+    sampling = _sampling(config, encoder)
+    collector = Collector(
+        task=task,
+        stream=PromptStream(
+            task.prompts("train"),
+            encoder,
+            max_prompt_tokens=engine.max_model_len - sampling.max_tokens,
+            seed=config.seed,
+        ),
+        encoder=encoder,
+        engine=engine,
+        weight_sync=weight_sync,
+        selector=_build_selector(config),
+        reference=reference,
+        sampling=sampling,
+        prompts_per_collection=derived.prompts_per_collection(config),
+        repeats=config.env.repeats,
+        include_stop=config.inference_model.include_stop_str_in_output,
+        seed=config.seed,
+        logger=logger,
+    )
+    return Components(
+        config=config,
+        run_dir=run_dir,
+        task=task,
+        encoder=encoder,
+        engine=engine,
+        collector=collector,
+        buffer=_build_buffer(config),
+        trainer=trainer,
+        weight_sync=weight_sync,
+        logger=logger,
+        eval_prompts=task.prompts("test")[: config.eval.num_prompts],
+        eval_sampling=SamplingParams(0.0, sampling.max_tokens, sampling.stop_token_ids),
+        save_model=partial(_save_model, trainer, encoder, checkpoint_dir, config),
+        peak_memory_gib=partial(peak_memory_gib, devices.train[0]),
+    )
+
+
+def build_task(config: RunConfig) -> Task:
+    """The task with its data, after its self-check."""
+    env = config.env
+    task = make_task(
+        env.dataset,
+        data_path=env.data_path,
+        options=env.options,
+        prompt_template=env.prompt_template,
+        reward=env.reward,
+        train_size=env.train_size,
+        test_size=env.test_size,
+    )
+    task.self_check()
+    wanted, there = config.eval.num_prompts, len(task.prompts("test"))
+    if wanted is not None and wanted > there and (config.eval.at_start or config.eval.at_end):
+        raise UserError(
+            Problem(
+                "eval.num_prompts", wanted, f"there are {there} held-out problems", "lower it, or raise env.test_size"
+            )
+        )
+    return task
+
+
+def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
+    model = load_inference_model(config, device)
+    return LocalEngine(model, max_sequences=max_sequences(config, model.config))
+
+
+def _build_reference(config: RunConfig, policy: Policy, device: torch.device) -> Reference | None:
+    train = config.train
+    if not reference_needed(train.loss_function, train.kl_to_ref_coeff, train.kl_to_ref_schedule):
+        return None
+    if policy.is_lora:
+        return AdapterOffReference(policy, batch_size=train.optim_batch_size)
+    return FrozenReference(load_reference_model(config, device), batch_size=train.optim_batch_size)
+
+
+def _build_trainer(config: RunConfig, policy: Policy) -> Trainer:
+    train = config.train
+    return Trainer(
+        policy,
+        SFTLoss(train.loss_function, minor_sft_beta=train.minor_sft_beta, normalization=train.loss_normalization),
+        optimizer_config=config.optimizer,
+        kl_to_ref_coeff=train.kl_to_ref_coeff,
+        kl_to_ref_schedule=train.kl_to_ref_schedule,
+        total_steps=derived.total_planned_steps(config),
+    )
+
+
+def _build_selector(config: RunConfig) -> TopKRewardSelector:
+    selection = config.selection
+    return TopKRewardSelector(
+        config.train.topk_size,
+        above=selection.above,
+        min_reward=selection.min_reward,
+        include_truncated=selection.include_truncated,
+        strategy=selection.strategy,
+        seed=config.seed,
+    )
+
+
+def _build_buffer(config: RunConfig) -> ReplayBuffer:
+    train = config.train
+    return ReplayBuffer(
+        derived.buffer_size(config),
+        prioritized=train.prioritized_sampling,
+        alpha=train.prioritized_sampling_alpha,
+        beta=train.prioritized_sampling_beta,
+        epsilon=train.prioritized_sampling_epsilon,
+        seed=derive_seed(config.seed, "replay buffer"),
+    )
+
+
+def _sampling(config: RunConfig, encoder: ChatEncoder) -> SamplingParams:
+    inference = config.inference_model
+    return SamplingParams(
+        temperature=inference.temperature,
+        max_tokens=inference.max_tokens,
+        stop_token_ids=encoder.stop_token_ids,
+        top_p=inference.top_p,
+        top_k=inference.top_k,
+        min_p=inference.min_p,
+    )
+
+
+def _build_logger(config: RunConfig, run_dir: Path) -> MetricsLogger:
+    terminal = make_terminal(config.logging.progress)
+    return MetricsLogger(
+        run_dir / "metrics.jsonl",
+        terminal=terminal,
+        wandb_run=_build_wandb(config, run_dir, terminal),
+        logging_frequency=config.train.logging_frequency,
+    )
+
+
+def _build_wandb(config: RunConfig, run_dir: Path, terminal: Terminal) -> WandbRun | None:
+    if config.logging.wandb == "disabled":
+        return None
+    return WandbRun(
+        mode="offline" if config.logging.wandb == "offline" else "online",
+        project=config.train.exp_name,
+        name=derived.experiment_name(config),
+        directory=run_dir,
+        config=asdict(config),
+        warn=terminal.print,
+    )
+
+
+def _save_model(trainer: Trainer, encoder: ChatEncoder, directory: Path, config: RunConfig) -> Path:
+    metadata = {
+        "experiment_name": derived.experiment_name(config),
+        "base_model": config.model.name,
+        "policy_version": trainer.policy_version,
+        "config": asdict(config),
+    }
+    return checkpoint.save_model(trainer.policy, encoder.tokenizer, directory, trainer.optimizer_steps, metadata)
