@@ -284,6 +284,8 @@ def _task_options(config: RunConfig) -> Iterator[Problem]:
 
 
 def _held_out_rows(config: RunConfig) -> Iterator[Problem]:
+    if not (config.eval.at_start or config.eval.at_end):
+        return
     rows = config.env.test_size
     if rows is None and config.env.dataset == "reasoning_gym":
         rows = GENERATED_TEST_ROWS

@@ -88,7 +88,8 @@ def run(main: Main, *, mode: str, config_dir: Path, default_config: str, argv: S
 def load(overrides: Sequence[str], *, config_dir: Path, config_name: str, launch_dir: Path | None = None) -> RunConfig:
     """The checked config of a file and overrides, with paths resolved; raises UserError with every problem."""
     normalised, found = _normalise(overrides, sweep=False)
-    config, more = _resolve(_compose([config_dir], config_name, normalised), launch_dir or Path.cwd())
+    composed = _compose([config_dir], config_name, [_forced(override) for override in normalised])
+    config, more = _resolve(composed, launch_dir or Path.cwd())
     if found + more:
         raise UserError(*found, *more)
     return config
@@ -133,7 +134,8 @@ def _check(command: _Command, mode: str) -> None:
     for job in _jobs(overrides):
         composed = _compose(command.config_dirs, command.config_name, [_forced(override) for override in job])
         jobs.append(_resolve(composed, command.launch_dir)[1])
-    found += [problem for problem in jobs[0] if all(problem in job for job in jobs)]
+    if all(jobs):
+        found += {str(problem): problem for problems in jobs for problem in problems}.values()
     if found:
         raise UserError(*found)
 

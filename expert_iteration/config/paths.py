@@ -18,8 +18,8 @@ def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
     env.data_path and logging.checkpoint_dir are paths. model.name is one where it exists below `launch_dir` or is
-    written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file exists or it ends in .jinja,
-    .jinja2, .j2 or .txt.
+    written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file exists or where it
+    ends in .jinja, .jinja2, .j2 or .txt.
     """
     problems: list[Problem] = []
     data_path = _absolute(config.env.data_path, launch_dir)

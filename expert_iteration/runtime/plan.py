@@ -20,6 +20,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.gguf import PACKAGE_PREFIX, package_gguf
 from expert_iteration.model import resolve_dtype
+from expert_iteration.optim import reference_needed
 
 GIB = 2**30
 PROMPT_TOKENS = 512
@@ -65,12 +66,6 @@ def device_plan(config: RunConfig, num_gpus: int) -> DevicePlan:
     return DevicePlan(
         tuple(devices[:train]), tuple(devices[train : train + inference]), tuple(devices[train + inference :])
     )
-
-
-def needs_reference(config: RunConfig) -> bool:
-    """Whether anything reads reference log-probs: minor_sft, or a KL coefficient that is not 0 all the time."""
-    coefficients = (config.train.kl_to_ref_coeff, config.train.kl_to_ref_schedule.end_value or 0)
-    return config.train.loss_function == "minor_sft" or max(coefficients) > 0
 
 
 def load_model_config(config: RunConfig) -> Any:
@@ -148,7 +143,7 @@ def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
         optimizer=2 * float32 * trained,
         engine=inference.itemsize * count,
         kv_cache=int(config.inference_model.kv_cache_gib * GIB),
-        reference=reference.itemsize * count if needs_reference(config) and not lora.enabled else 0,
+        reference=reference.itemsize * count if _reference_needed(config) and not lora.enabled else 0,
     )
 
 
@@ -220,8 +215,13 @@ def _memory_lines(config: RunConfig, estimate: MemoryEstimate) -> list[str]:
     return [f"{name:<20}{size / GIB:>9.2f} GiB   {note}" for name, size, note in rows]
 
 
+def _reference_needed(config: RunConfig) -> bool:
+    train = config.train
+    return reference_needed(train.loss_function, train.kl_to_ref_coeff, train.kl_to_ref_schedule)
+
+
 def _reference_note(config: RunConfig) -> str:
-    if not needs_reference(config):
+    if not _reference_needed(config):
         return "none: nothing reads it"
     elif config.train_model.lora.enabled:
         return "none: the trained model with its adapter off"
