@@ -17,16 +17,17 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 
 
 def main(config: RunConfig, run_dir: Path) -> int:
-    # Imports wait until they are needed, so that a wrong command line and a plan are answered at once.
+    """One run, or its plan. The imports are here so that wrong input is told before torch loads."""
+    from expert_iteration.runtime.plan import render_plan
+
     if config.plan:
-        from expert_iteration.runtime.plan import render_plan
-
         print(render_plan(config))
-    else:
-        from expert_iteration.loops import sync
-        from expert_iteration.runtime.local import build
+        return EXIT_OK
 
-        sync.run(build(config, run_dir))
+    from expert_iteration.loops import sync
+    from expert_iteration.runtime import local
+
+    sync.run(local.build(config, run_dir))
     return EXIT_OK
 
 
