@@ -173,9 +173,10 @@ class ReasoningGym:
         return Draw(entries, len(seen), num_draws)
 
     def _is_usable(self, entry: Mapping[str, Any]) -> bool:
-        """False where saying nothing is right (`ab`) or the gold is the question (`intermediate_integration`)."""
+        """False where saying nothing is right (`ab`, `rubiks_cube`) or the question is (`intermediate_integration`)."""
         gold = entry["answer"]
-        return gold is None or (gold.strip() != "" and may_be_scored(self._generator_of(entry), gold))
+        gold_is_answer = gold is None or may_be_scored(self._generator_of(entry), gold)
+        return gold_is_answer and self._own_score(entry, "") != 1.0
 
     def _generator_of(self, entry: Mapping[str, Any]) -> str:
         """The generator that made an item; `composite` draws from several."""

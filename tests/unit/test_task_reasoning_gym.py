@@ -189,7 +189,7 @@ def test_a_wrong_text_is_not_right_for_a_scorer_that_accepts_any() -> None:
 def test_saying_nothing_is_never_right() -> None:
     task = small("ab", size=100)
     task.self_check()
-    assert all(prompt.gold.strip() for split in ("train", "test") for prompt in task.prompts(split))
+    assert all(prompt.gold != "" for split in ("train", "test") for prompt in task.prompts(split))
 
 
 def test_a_scorer_that_fails_leaves_the_response_unscored() -> None:
