@@ -14,6 +14,9 @@ from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.trainer import Trainer
 from expert_iteration.types import Engine, Prompt, SamplingParams, Task, WeightSync
 
+METRICS_FILE = "metrics.jsonl"
+"""The log of a run, in its folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Components:

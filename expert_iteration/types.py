@@ -188,7 +188,7 @@ class Task(Protocol):
     name: str
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
-        """Rows of a split; no question text stands in two splits or twice in one."""
+        """Rows of a split; no question text stands in two splits."""
         ...
 
     def score(self, prompt: Prompt, response_text: str) -> Score:

@@ -152,9 +152,16 @@ class LocalEngine:
             self._policy_version = version
 
     def changed_share(self, weights: Mapping[str, Tensor]) -> float:
-        """Share of the weights in [0, 1] that loading `weights` would change, after the cast to the engine's dtype."""
+        """Share of the weights in [0, 1] that loading `weights` would change, after the cast to the engine's dtype.
+
+        What `load_weights` would refuse is left out.
+        """
         state = self._model.state_dict()
-        pairs = [(state[name], tensor) for name, tensor in weights.items() if name in state]
+        pairs = [
+            (state[name], tensor)
+            for name, tensor in weights.items()
+            if name in state and state[name].shape == tensor.shape
+        ]
         changed = sum(int((held != tensor.to(held)).sum()) for held, tensor in pairs)
         return changed / max(1, sum(held.numel() for held, _ in pairs))
 

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 
+from rich.text import Text
+
 from expert_iteration.collector import Collection
-from expert_iteration.components import Components
+from expert_iteration.components import METRICS_FILE, Components
 from expert_iteration.config import derived
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.evaluation import EvaluationResult, compare, comparison_report, evaluate, write_results
@@ -44,7 +46,7 @@ def run(parts: Components) -> RunResult:
         return SyncLoop(parts).run()
     finally:
         parts.logger.close()
-        plot_run(parts.run_dir / "metrics.jsonl", parts.run_dir)
+        plot_run(parts.run_dir / METRICS_FILE, parts.run_dir)
 
 
 class SyncLoop:
@@ -110,7 +112,7 @@ class SyncLoop:
         self._log_collection(collection, index)
         if index == 0:
             for advice in reward_advice(collection):
-                parts.logger.terminal.print(f"Advice: {advice}")
+                parts.logger.terminal.print(Text(f"Advice: {advice}"))
         if self._empty_in_a_row >= train.max_empty_collections:
             raise UserError(_starved(train.max_empty_collections, collection))
 
@@ -119,8 +121,9 @@ class SyncLoop:
         planned = derived.planned_steps(self._config, index)
         if has_new_samples:
             steps = derived.optimizer_steps(self._config, len(self._parts.buffer))
+            shares = [(self._steps_before + planned * step / steps) / self._total_steps for step in range(steps + 1)]
             for number, micro_batches in enumerate(self._optimizer_batches()):
-                self._step(micro_batches, (self._steps_before + planned * number / steps) / self._total_steps, index)
+                self._step(micro_batches, shares[number : number + 2], index)
         self._steps_before += planned
 
     def _optimizer_batches(self) -> Iterator[list[Batch]]:
@@ -131,12 +134,15 @@ class SyncLoop:
             while window := list(islice(micro_batches, size)):
                 yield window
 
-    def _step(self, micro_batches: list[Batch], progress: float, index: int) -> None:
-        """One optimizer step, with the publish and the saved model that fall due after it."""
+    def _step(self, micro_batches: list[Batch], shares: list[float], index: int) -> None:
+        """One optimizer step, with the publish and the saved model that fall due after it.
+
+        `shares` of the run lie behind before and after it.
+        """
         parts, train = self._parts, self._config.train
         start = perf_counter()
         with parts.logger.stage("train"):
-            metrics = parts.trainer.step(micro_batches, progress=progress)
+            metrics = parts.trainer.step(micro_batches, progress=shares[0])
         seconds = perf_counter() - start
         steps = parts.trainer.optimizer_steps
         self._unpublished_steps += 1
@@ -146,7 +152,7 @@ class SyncLoop:
         if train.checkpoint_frequency is not None and steps % train.checkpoint_frequency == 0:
             self._save()
         metrics |= {
-            "progress/run": progress,
+            "progress/run": shares[1],
             "buffer/gradient_steps_per_write": steps / self._writes,
             "perf/steps_per_second": 1 / seconds,
             "perf/training_tokens_per_second": sum(batch.num_tokens for batch in micro_batches) / seconds,

@@ -12,7 +12,7 @@ import torch
 from expert_iteration import checkpoint
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.collector import Collector, PromptStream
-from expert_iteration.components import Components
+from expert_iteration.components import METRICS_FILE, Components
 from expert_iteration.config import derived
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.engines.local import LocalEngine
@@ -41,6 +41,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     """All parts of a run. What can be wrong with the user's input is checked before any weights load."""
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
+    check_new(run_dir)
     checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
     checkpoint.check_writable(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
@@ -94,6 +95,14 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     )
 
 
+def check_new(run_dir: Path) -> None:
+    """Raises UserError when another run has written to the folder: two starts in one second get the same one."""
+    if (run_dir / METRICS_FILE).exists():
+        raise UserError(
+            Problem("hydra.run.dir", run_dir, "another run has written to this folder", "start again, or name another")
+        )
+
+
 def build_task(config: RunConfig) -> Task:
     """The task with its data, after its self-check."""
     env = config.env
@@ -105,6 +114,7 @@ def build_task(config: RunConfig) -> Task:
         reward=env.reward,
         train_size=env.train_size,
         test_size=env.test_size,
+        seed=config.seed,
     )
     task.self_check()
     wanted, there = config.eval.num_prompts, len(task.prompts("test"))
@@ -118,6 +128,9 @@ def build_task(config: RunConfig) -> Task:
 
 
 def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
+    backend = config.inference_model.backend
+    if backend not in ("auto", "local"):
+        raise ValueError(f"inference_model.backend={backend!r}: one of auto, local")
     model = load_inference_model(config, device)
     return LocalEngine(model, max_sequences=max_sequences(config, model.config))
 
@@ -182,7 +195,7 @@ def _sampling(config: RunConfig, encoder: ChatEncoder) -> SamplingParams:
 def _build_logger(config: RunConfig, run_dir: Path) -> MetricsLogger:
     terminal = make_terminal(config.logging.progress)
     return MetricsLogger(
-        run_dir / "metrics.jsonl",
+        run_dir / METRICS_FILE,
         terminal=terminal,
         wandb_run=_build_wandb(config, run_dir, terminal),
         logging_frequency=config.train.logging_frequency,
