@@ -24,7 +24,7 @@ from rich.text import Text
 
 from expert_iteration.collector import Collection
 from expert_iteration.components import METRICS_FILE, Components
-from expert_iteration.config import derived
+from expert_iteration.config import checks, derived
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.evaluation import EvaluationResult, compare, comparison_report, evaluate, write_results
 from expert_iteration.metrics.plots import plot_run
@@ -66,6 +66,8 @@ class SyncLoop:
         self._unsaved_steps = 0
 
     def run(self) -> RunResult:
+        for advice in checks.advice(self._config):
+            self._parts.logger.terminal.print(Text(f"Advice: {advice}"))
         evaluation = self._config.eval
         before = self._evaluate("before", 0) if evaluation.at_start else None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from expert_iteration.errors import Problem, UserError
@@ -30,6 +31,9 @@ def make_task(
     if reward not in REWARDS:
         raise UserError(Problem("env.reward", reward, f"has to be one of {', '.join(REWARDS)}", "choose one of these"))
     if name == "reasoning_gym":
+        if find_spec("reasoning_gym") is None:
+            way_out = "pip install -c constraints.txt -e '.[demo]'"
+            raise UserError(Problem("env.dataset", name, "the package reasoning-gym is not installed", way_out))
         from expert_iteration.tasks.reasoning_gym import ReasoningGym
 
         if data_path is not None:

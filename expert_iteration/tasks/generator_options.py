@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import difflib
 import math
+import os
 import types
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -19,8 +20,19 @@ from expert_iteration.errors import Problem, UserError
 _OWN_KEYS = {"seed": "set env.options.data_seed", "size": "set env.train_size and env.test_size"}
 
 
+HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
+"""Generators that walk through sets of strings: other rows in every process unless Python's hash seed is fixed."""
+
+
 def check_generator(name: Any) -> str:
-    """The generator's name. Raises UserError that lists close matches when there is none of that name."""
+    """The generator's name.
+
+    Raises:
+        UserError: there is none of that name (close matches are listed), or its rows would differ from run to run.
+    """
+    if name in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        constraint = "its rows depend on Python's hash seed, so that no two runs would have the same data"
+        raise UserError(Problem("env.options.generator", name, constraint, "start with PYTHONHASHSEED=0 set"))
     if name in DATASETS:
         return str(name)
     close = difflib.get_close_matches(str(name), DATASETS, n=5)
