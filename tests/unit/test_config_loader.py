@@ -301,7 +301,7 @@ def test_sigterm_unwinds_the_run_and_ends_with_143(run_demo: Runner, runs: Runs)
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["--help"], "topk_size: 4"),
+        (["--help"], "topk_size: 3"),
         (["--hydra-help"], "--config-name"),
         (["--cfg", "job", "train.topk_size=3"], "topk_size: 3"),
         (["--info", "defaults"], "mode/sync"),
