@@ -24,11 +24,22 @@ def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=default_signals,  # noqa: PLW1509  # this process has no threads that hold locks
     )
 
 
+def default_signals() -> None:
+    """Signals as a shell leaves them to a command; a job in the background would inherit that some are ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=200)
+    try:
+        out, err = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return process.returncode, out, err
 
 
