@@ -103,7 +103,8 @@ def test_what_a_record_does_not_hold_is_left_out() -> None:
     assert record_line(record, None) == "[1]  kept 0"
 
 
-def test_the_live_display_keeps_collections_and_shows_the_status_below() -> None:
+def test_the_live_display_keeps_collections_and_shows_the_status_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb terminal rich moves no cursor
     output = io.StringIO()
     console = Console(file=output, width=80, height=24, force_terminal=True, color_system=None, highlight=False)
     terminal = LiveTerminal(console)
