@@ -66,6 +66,7 @@ FIXED = (
     '{"a": NaN}',
     '"text"',
     'Here: {"a": 1}',
+    'Bye. "Any other questions?"',
     "My answer is yes.",
     "my answer is no. My answer is maybe. My answer is no.",
     f"{PROSE}\nP.S. Call me.\np.p.s. Or P. P. S write.",

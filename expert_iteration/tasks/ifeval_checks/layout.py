@@ -123,7 +123,7 @@ def _is_bullet(line: str) -> bool:
 def _has_title(line: str) -> bool:
     """Whether something stands between the first `<<` and the last `>>`. The pattern for it takes quadratic time."""
     start, end = line.find("<<"), line.rfind(">>")
-    return 0 <= start <= end - 3 and bool(line[start : end + 2].lstrip("<").rstrip(">").strip())
+    return 0 <= start < end and bool(line[start : end + 2].lstrip("<").rstrip(">").strip())
 
 
 def _refuse_constant(name: str) -> NoReturn:
