@@ -285,7 +285,7 @@ def _task_options(config: RunConfig) -> Iterator[Problem]:
                 "env.dataset=reasoning_gym generates its rows and reads no data",
                 "write env.data_path=null, or another env.dataset",
             )
-    elif options:
+    elif options and dataset != "ifeval":
         yield Problem(
             "env.options",
             ", ".join(map(str, options)),

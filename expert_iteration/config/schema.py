@@ -24,12 +24,14 @@ def key(help: str, **constraints: Any) -> Any:
 class EnvConfig:
     """What is asked and how it is rewarded."""
 
-    dataset: str = key("Task.", choices=("reasoning_gym", "gsm8k"))
+    dataset: str = key("Task.", choices=("reasoning_gym", "gsm8k", "ifeval"))
     data_path: str | None = key(
-        "Folder or file with the data; blank loads the data set by name (gsm8k) or generates it (reasoning_gym)."
+        "Folder or file with the data; blank loads the data set by name (gsm8k, ifeval) or generates it "
+        "(reasoning_gym)."
     )
     options: dict[str, Any] = key(
-        "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options."
+        "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options. "
+        "ifeval: `semantics`, repaired (default) or reference."
     )
     prompt_template: str | None = key(
         "Text of the user message, with {question} in it; blank is the task's own. Double other braces."

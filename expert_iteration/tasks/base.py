@@ -50,6 +50,22 @@ def is_held_out(question: str, data_seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
 
 
+def check_sizes(sizes: Mapping[Split, int | None], num_rows: Mapping[Split, int]) -> None:
+    """Raises UserError unless each split has as many rows as `env.{split}_size` asks for, and one where it is blank."""
+    problems = [
+        Problem(
+            f"env.{split}_size",
+            "(blank)" if sizes[split] is None else sizes[split],
+            f"the data set has {num_rows[split]} distinct rows in this split, and at least one is needed",
+            f"set env.{split}_size to at most {num_rows[split]}, or give more data in env.data_path",
+        )
+        for split in SPLITS
+        if num_rows[split] < (sizes[split] or 1)
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
 def check_gold_answers(
     prompts: Iterable[Prompt], score: Callable[[Prompt, str], Score], gold_response: Callable[[Prompt], str | None]
 ) -> None:

@@ -23,6 +23,7 @@ from expert_iteration.tasks.base import (
     SPLITS,
     check_gold_answers,
     check_prompt_template,
+    check_sizes,
     is_held_out,
     question_key,
     render_prompt,
@@ -68,7 +69,7 @@ class GSM8K:
         self._template = prompt_template or PROMPT_TEMPLATE
         check_prompt_template(self._template)
         self._graded = reward == "graded"
-        self._sizes = {"train": train_size, "test": test_size}
+        self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         rows = _load_from_hub() if data_path is None else _load_from_path(Path(data_path))
         test, test_duplicates = _without_duplicates(rows["test"])
         train, train_duplicates = _without_duplicates(rows["train"])
@@ -76,7 +77,7 @@ class GSM8K:
         self._rows = {"train": [row for row in train if question_key(row.question) not in held_out], "test": test}
         self.num_duplicates = test_duplicates + train_duplicates
         self.num_held_out = len(train) - len(self._rows["train"])
-        self._check_sizes()
+        check_sizes(self._sizes, {split: len(self._rows[split]) for split in SPLITS})
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         """Rows of a split, in the order of the data. No question stands in both splits."""
@@ -106,20 +107,6 @@ class GSM8K:
             ]
             for split in SPLITS
         }
-
-    def _check_sizes(self) -> None:
-        problems = [
-            Problem(
-                f"env.{split}_size",
-                self._sizes[split] if self._sizes[split] is not None else "(blank)",
-                f"the data set has {len(self._rows[split])} distinct rows in this split, and at least one is needed",
-                f"set env.{split}_size to at most {len(self._rows[split])}, or give more data in env.data_path",
-            )
-            for split in SPLITS
-            if len(self._rows[split]) < (self._sizes[split] or 1)
-        ]
-        if problems:
-            raise UserError(*problems)
 
 
 def gold_number(solution: str) -> str | None:

@@ -73,7 +73,7 @@ def test_EI_43_no_text_may_be_empty(leaf: Any) -> None:
         ("inference_model.top_p", 0.0, 1.0),
         ("optimizer.lr", 0.0, 1e-9),
         ("selection.strategy", "best", "topk"),
-        ("env.dataset", "ifeval", "gsm8k"),
+        ("env.dataset", "imagenet", "gsm8k"),
     ],
 )
 def test_range_of_one_key(key: str, refused: Any, accepted: Any) -> None:
