@@ -31,7 +31,7 @@ from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.runtime.plan import device_plan, max_sequences
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
-from expert_iteration.tasks import make_task
+from expert_iteration.tasks import make_task, make_verifier
 from expert_iteration.trainer import Trainer
 from expert_iteration.types import SamplingParams, Task
 from expert_iteration.weight_sync import InProcessWeightSync
@@ -57,8 +57,11 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     weight_sync = InProcessWeightSync(trainer, engine)
     logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
+    verifier = make_verifier(
+        task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
+    )
     collector = Collector(
-        task=task,
+        verifier=verifier,
         stream=PromptStream(
             task.prompts("train"),
             encoder,
@@ -81,6 +84,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
         config=config,
         run_dir=run_dir,
         task=task,
+        verifier=verifier,
         encoder=encoder,
         engine=engine,
         collector=collector,

@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.types import Task
+from expert_iteration.tasks.custom import Custom
+from expert_iteration.tasks.verifier_pool import InProcessVerifier, VerifierPool
+from expert_iteration.types import Task, Verifier
 
-TASKS = ("reasoning_gym", "gsm8k")
+TASKS = ("reasoning_gym", "gsm8k", "math", "custom")
 REWARDS = ("exact", "graded")
 
 
@@ -62,7 +64,43 @@ def make_task(
             train_size=train_size,
             test_size=test_size,
         )
+    elif name == "math":
+        if find_spec("math_verify") is None:
+            way_out = "pip install -c constraints.txt -e '.[math]'"
+            raise UserError(Problem("env.dataset", name, "the package math-verify is not installed", way_out))
+        from expert_iteration.tasks.math import Math
+
+        if options:
+            raise UserError(
+                *(Problem(f"env.options.{key}", options[key], "math has no options", "remove it") for key in options)
+            )
+        return Math(
+            data_path=data_path,
+            prompt_template=prompt_template,
+            reward=reward,
+            train_size=train_size,
+            test_size=test_size,
+        )
+    elif name == "custom":
+        return Custom(
+            options=options or {},
+            data_path=data_path,
+            prompt_template=prompt_template,
+            reward=reward,
+            train_size=train_size,
+            test_size=test_size,
+        )
     else:
         raise UserError(
             Problem("env.dataset", name, f"has to be one of {', '.join(TASKS)}", "choose one of these tasks")
         )
+
+
+def make_verifier(task: Task, *, workers: int, time_limit_s: float) -> Verifier:
+    """What scores many responses to a task's prompts: in place with 0 workers, else in as many processes."""
+    if workers == 0:
+        return InProcessVerifier(task.score)
+    elif isinstance(task, Custom) and task.is_async:
+        return VerifierPool(task.score_async, workers=workers, time_limit_s=time_limit_s, concurrency=task.concurrency)
+    else:
+        return VerifierPool(task.score, workers=workers, time_limit_s=time_limit_s)

@@ -40,7 +40,7 @@ def read_rows(files: Sequence[Path], gold_number: Callable[[str], str | None]) -
     rows: list[QARow] = []
     problems: list[Problem] = []
     for file in files:
-        records = _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
+        records = read_records(file)
         read, bad = parse_records(records, str(file), gold_number)
         rows += [QARow(len(rows) + row.index, row.question, row.gold) for row in read]
         problems += bad
@@ -49,6 +49,11 @@ def read_rows(files: Sequence[Path], gold_number: Callable[[str], str | None]) -
     if problems:
         raise UserError(*problems[:MAX_REPORTED_ROWS])
     return rows
+
+
+def read_records(file: Path) -> list[Any]:
+    """One value per row of a JSON Lines or Parquet file; a line that is no JSON is an `Unreadable`."""
+    return _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
 
 
 def parse_records(
@@ -62,7 +67,7 @@ def parse_records(
         question = record.get("question") if isinstance(record, dict) else None
         answer = record.get("answer") if isinstance(record, dict) else None
         gold = gold_number(answer) if isinstance(answer, str) else None
-        if isinstance(record, _Unreadable):
+        if isinstance(record, Unreadable):
             constraint, value = "has to be a JSON object", record.line
         elif not isinstance(record, dict):
             constraint = "has to be a JSON object"
@@ -81,7 +86,7 @@ def parse_records(
 
 
 @dataclass(frozen=True, slots=True)
-class _Unreadable:
+class Unreadable:
     """A line that is no JSON."""
 
     line: str
@@ -100,7 +105,7 @@ def _parse_line(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        return _Unreadable(line)
+        return Unreadable(line)
 
 
 def _read_parquet(file: Path) -> list[Any]:
