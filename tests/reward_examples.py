@@ -50,6 +50,12 @@ def returns(response: str, row: dict[str, Any]) -> Any:
     }[response]
 
 
+def hangs_on_3(response: str, row: dict[str, Any]) -> float:
+    while response.startswith("3"):
+        pass
+    return float(len(response))
+
+
 async def slow(response: str, row: dict[str, Any]) -> float:
     IN_FLIGHT["now"] += 1
     IN_FLIGHT["most"] = max(IN_FLIGHT.values())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.custom import Custom
 from expert_iteration.tasks.verifier_pool import InProcessVerifier, VerifierPool
@@ -94,6 +95,21 @@ def make_task(
         raise UserError(
             Problem("env.dataset", name, f"has to be one of {', '.join(TASKS)}", "choose one of these tasks")
         )
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task of a run's config."""
+    env = config.env
+    return make_task(
+        env.dataset,
+        data_path=env.data_path,
+        options=env.options,
+        prompt_template=env.prompt_template,
+        reward=env.reward,
+        train_size=env.train_size,
+        test_size=env.test_size,
+        seed=config.seed,
+    )
 
 
 def make_verifier(task: Task, *, workers: int, time_limit_s: float) -> Verifier:
