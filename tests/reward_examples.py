@@ -17,6 +17,10 @@ def right(response: str, row: dict[str, Any]) -> float:
     return float(response.strip() == row["answer"])
 
 
+def mentions(response: str, row: dict[str, Any]) -> float:
+    return float(row["answer"] in response)
+
+
 def brevity(response: str, row: dict[str, Any]) -> dict[str, float]:
     return {"reward": 1 / (1 + len(response)), "length": len(response)}
 

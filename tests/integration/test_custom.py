@@ -21,15 +21,15 @@ def rows(tmp_path):
 
 def test_a_tiny_model_learns_from_a_users_reward(run, rows):
     finished = run(
-        "env.dataset=custom", f"env.data_path={rows}", REWARD.format("right"), "env.verifier_workers=1",
+        "env.dataset=custom", f"env.data_path={rows}", REWARD.format("mentions"), "env.verifier_workers=1",
         "env.prompt_template=null", "train.total_dialog_turns=640",
     )  # fmt: skip
     accuracies = finished.series("collection", "reward/accuracy")
-    assert accuracies[-1] > accuracies[0] + 0.2
+    assert accuracies[-1] > 2 * accuracies[0] > 0
     assert finished.series("collection", "selection/unscored_samples") == [0] * 5
     assert multiprocessing.active_children() == []
     rollout = json.loads((finished.folder / "samples.jsonl").read_text().splitlines()[0])["rollouts"][0]
-    assert rollout["details"].keys() == {"success", "right"}
+    assert rollout["details"].keys() == {"success", "mentions"}
 
 
 def test_a_reward_that_hangs_at_times_costs_those_samples_alone(run, rows):

@@ -68,9 +68,12 @@ def test_unscored_responses_show_in_the_exit_status(
         tmp_path / "responses.jsonl", [{"row_id": 0, "response": text} for text in ("int", "nan", "none")]
     )
     keys = ["env.dataset=custom", f"env.data_path={data}", f"env.options={{reward: {HERE}:returns}}"]
-    assert main([responses, *keys, "env.verifier_workers=0"]) == 1
-    shown = capsys.readouterr().out
-    assert "1 scored, 2 unscored" in shown and "returns.declined" in shown
+    out = tmp_path / "scores.jsonl"
+    assert main([responses, *keys, "env.verifier_workers=0", "--out", str(out)]) == 1
+    assert "1 scored, 2 unscored" in capsys.readouterr().out
+    scores = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [score["reward"] for score in scores] == [2.0, None, None]
+    assert [sorted(score["details"])[0] for score in scores] == ["returns", "returns.invalid", "returns.declined"]
 
 
 @pytest.mark.parametrize(
