@@ -2,7 +2,8 @@
 """Scores per second on one core: our GSM8K reward, in process and by the verifier pool, against torchrl's.
 
 All score the same responses to real GSM8K problems, in the form that torchrl's parser reads
-(<think>...</think><answer>...</answer>; it takes no other), in the same process. Repeats are interleaved; the table shows medians and ratios.
+(<think>...</think><answer>...</answer>; it takes no other),
+in the same process. Repeats are interleaved; the table shows medians and ratios.
 
     taskset -c 0 python benchmarks/rewards.py --data data/gsm8k --responses 4000 --repeats 7
 """

@@ -212,7 +212,8 @@ class VerifierPool:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise ComponentError(
-                    f"a verifier's worker process {how.replace('_', ' ')} {MAX_FAILED_STARTS} times at its start"
+                    f"a verifier's worker process {how.replace('_', ' ')} {MAX_FAILED_STARTS} times at its start, "
+                    'for a reason above; a script of your own needs `if __name__ == "__main__":` around what it does'
                 )
         elif self._is_async and len(pending) > 1:
             # Any of them may have blocked the event loop: alone, each is judged by itself.
