@@ -59,10 +59,8 @@ class PromptStream:
         self._encoder = encoder
         self._max_prompt_tokens = max_prompt_tokens
         self._seed = seed
-        self._epoch = 0
-        self._position = 0
-        self._order = self._new_order()
         self._too_long: set[int] = set()
+        self._start_epoch(0)
 
     @property
     def dropped_too_long(self) -> int:
@@ -74,9 +72,11 @@ class PromptStream:
         visits: list[Visit] = []
         while len(visits) < count:
             if self._position == len(self._order):
-                self._epoch, self._position, self._order = self._epoch + 1, 0, self._new_order(self._epoch + 1)
+                self._start_epoch(self._epoch + 1)
             prompt = self._prompts[self._order[self._position]]
             self._position += 1
+            if prompt.row_id in self._too_long:
+                continue
             prompt_ids = self._encoder.encode(prompt)
             if len(prompt_ids) <= self._max_prompt_tokens:
                 visits.append(Visit(prompt, self._epoch, prompt_ids))
@@ -84,9 +84,10 @@ class PromptStream:
                 self._drop(prompt)
         return visits
 
-    def _new_order(self, epoch: int = 0) -> list[int]:
+    def _start_epoch(self, epoch: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "data order", epoch))
-        return torch.randperm(len(self._prompts), generator=generator).tolist()
+        self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
+        self._epoch, self._position = epoch, 0
 
     def _drop(self, prompt: Prompt) -> None:
         self._too_long.add(prompt.row_id)

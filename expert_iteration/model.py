@@ -202,9 +202,11 @@ def _load(config: ModelConfig, device: torch.device, dtype: torch.dtype, attn_im
             local_files_only=local_files_only(source),
             output_loading_info=True,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise loading_error(config.name, source, error) from error
     model, info = loaded
+    if getattr(model, "peft_config", None):  # transformers attaches an adapter that lies in the hub's repository
+        raise loading_error(config.name, source, ValueError("it comes with an adapter; merge it into the model first"))
     # transformers fills them with random values and goes on.
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"]))

@@ -171,6 +171,21 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     return tokenizer
 
 
+def check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError when the tokenizer has ids that the model has no embedding for."""
+    source = resolve_model(config.name)
+    model_config = AutoConfig.from_pretrained(
+        source, trust_remote_code=config.trust_remote_code, local_files_only=local_files_only(source)
+    )
+    size, highest = model_config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= size:
+        raise _error(
+            config.name,
+            f"its tokenizer has ids up to {highest}, the model has embeddings for {size} ids",
+            "save the tokenizer that belongs to the model beside it",
+        )
+
+
 def load_chat_encoder(config: ModelConfig) -> ChatEncoder:
     """Tokenizer, chat template and end tokens of the model, the generation config's included.
 

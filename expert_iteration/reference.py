@@ -45,7 +45,7 @@ class AdapterOffReference:
     """The policy's own base model, with the adapter switched off while it is asked.
 
     The adapter must be one that this run put on: switched off, a model that came with a trained adapter would be
-    another model than the one the run started from. `model.load_policy` refuses such models.
+    another model than the one the run started from. Such models are refused when they are checked and when they load.
     """
 
     def __init__(self, policy: Policy, *, batch_size: int) -> None:

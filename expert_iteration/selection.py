@@ -94,7 +94,7 @@ class TopKRewardSelector(Transform):
 
     `select` serves the pipeline. As a torchrl transform on a replay buffer it filters what is extended: items of one
     call that share (`row_id_key`, `epoch_key`) form a group, never items that share a text, and a call carries whole
-    groups. Nothing is kept between calls.
+    groups. Nothing is kept between calls; `include_truncated` is for `select`, since items carry no such mark.
 
     Args:
         topk_size: most completions kept per group.

@@ -37,7 +37,7 @@ class _Sums:
         self.kl_to_ref += terms.kl_to_ref.detach()
         self.total += terms.total.detach()
         difference = (log_probs.detach() - batch.engine_log_probs).abs()  # (B, T)
-        self.engine_difference += difference[batch.loss_mask].sum()
+        self.engine_difference += torch.where(batch.loss_mask, difference, 0.0).sum()
 
 
 class Trainer:
@@ -90,10 +90,10 @@ class Trainer:
         rate = learning_rate(self._optimizer_config, progress, self.total_steps)
         coefficient = kl_coefficient(self._kl_to_ref_coeff, self._kl_to_ref_schedule, progress)
         denominators = Denominators.of(micro_batches)
-        sums = self._forward_backward(micro_batches, denominators, coefficient)
-        grad_norm = self._optimizer_step(rate, sums, micro_batches)
         ages = self.policy_version - torch.cat([batch.policy_versions for batch in micro_batches])  # (sequences,)
         assert (ages >= 0).all(), "a sample cannot be newer than the policy"
+        sums = self._forward_backward(micro_batches, denominators, coefficient)
+        grad_norm = self._optimizer_step(rate, sums, micro_batches)
         metrics = {
             "loss/total": sums.total.item(),
             "loss/main": sums.main.item(),

@@ -225,12 +225,21 @@ class Engine(Protocol):
         """Most tokens of prompt and response together."""
         ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its weights, which what is published is cast to."""
+        ...
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> list[list[Turn]]:
         """One list per request with one turn per seed, in the order asked for."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replaces every weight; raises WeightSyncError that lists missing, unknown or misshapen names."""
+        ...
+
+    def changed_share(self, weights: Mapping[str, Tensor]) -> float:
+        """Share of the weights in [0, 1] that loading these would change."""
         ...
 
     def checksum(self) -> str:

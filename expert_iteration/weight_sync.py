@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from expert_iteration.engines.checksum import weights_checksum
-from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import WeightSyncError
 from expert_iteration.trainer import Trainer
+from expert_iteration.types import Engine
 
 
 class InProcessWeightSync:
@@ -17,7 +17,7 @@ class InProcessWeightSync:
     The weights that a run starts from are pushed at once and are version 0.
     """
 
-    def __init__(self, trainer: Trainer, engine: LocalEngine) -> None:
+    def __init__(self, trainer: Trainer, engine: Engine) -> None:
         self._trainer = trainer
         self._engine = engine
         self._expected = self._push(trainer.policy_version)
@@ -36,10 +36,11 @@ class InProcessWeightSync:
 
     def _push(self, version: int) -> str:
         """Sends the weights; the checksum that the engine should have afterwards."""
-        weights = dict(self._trainer.policy.merged_state())
+        # Cast one by one, so that merged adapters are never held in float32 all at once.
+        weights = {name: tensor.to(self._engine.dtype) for name, tensor in self._trainer.policy.merged_state()}
         self.changed_share = self._engine.changed_share(weights)
         self._engine.load_weights(weights.items(), version)
-        return weights_checksum(weights.items(), dtype=self._engine.dtype)
+        return weights_checksum(weights.items())
 
     def _verify(self, version: int) -> None:
         if self._engine.policy_version != version:

@@ -182,6 +182,17 @@ def _overlap_needs_age(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _age_within_a_collection(config: RunConfig) -> Iterator[Problem]:
+    if config.train.max_policy_age is not None and config.train.weight_update_frequency is not None:
+        yield Problem(
+            "train.max_policy_age",
+            config.train.max_policy_age,
+            "with train.weight_update_frequency samples grow older while they are trained on, "
+            "and their age is checked before that only",
+            "write train.max_policy_age=null, or train.weight_update_frequency=null",
+        )
+
+
 def _kl_schedule(config: RunConfig) -> Iterator[Problem]:
     schedule, start = config.train.kl_to_ref_schedule, config.train.kl_to_ref_coeff
     key = "train.kl_to_ref_schedule.end_value"
@@ -312,6 +323,7 @@ CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _buffer_holds_a_collection,
     _overlap_publishes_between_collections,
     _overlap_needs_age,
+    _age_within_a_collection,
     _kl_schedule,
     _compute_dtype,
     _warmup,
@@ -326,15 +338,18 @@ def advice(config: RunConfig) -> list[str]:
     remarks = []
     k, n, turns = config.train.topk_size, config.env.repeats, derived.dialog_turns_per_batch(config)
     if not 0.1 <= k / n <= 0.2:
-        remarks.append(
-            f"train.topk_size={k} keeps {k / n:.0%} of env.repeats={n}; 10 to 20% is a good start "
-            f"({max(1, math.ceil(n * 0.1))} to {max(1, math.floor(n * 0.2))})."
-        )
+        remarks.append(f"train.topk_size={k} keeps {k / n:.0%} of env.repeats={n}; 10 to 20% is a good start.")
     if config.train.total_dialog_turns < turns:
         remarks.append(
             f"train.total_dialog_turns={config.train.total_dialog_turns} is less than one collection; "
             f"{turns} completions are collected."
         )
+    for role, count in (
+        ("inference_model", config.inference_model.num_devices),
+        ("ref_model", config.ref_model.num_devices),
+    ):
+        if count > 1:
+            remarks.append(f"{role}.num_devices={count}: this version runs it on the first of them.")
     if config.env.train_size is not None and config.env.train_size < derived.prompts_per_collection(config):
         remarks.append(
             f"A collection of {derived.prompts_per_collection(config)} prompts visits some of the "
@@ -345,6 +360,11 @@ def advice(config: RunConfig) -> list[str]:
         remarks.append(
             f"An optimizer batch of {batch} samples is larger than a collection's most, "
             f"{derived.max_kept_per_collection(config)}: each epoch is one short step."
+        )
+    if config.train.max_policy_age is not None and config.train.empty_replay_buffer:
+        remarks.append(
+            f"train.max_policy_age={config.train.max_policy_age} has nothing to drop: train.empty_replay_buffer=true "
+            "leaves the newest collection only."
         )
     if config.train.max_policy_age == 0 and not config.train.empty_replay_buffer:
         remarks.append(

@@ -59,7 +59,13 @@ def planned_steps(config: RunConfig, collection: int) -> int:
 
 def total_planned_steps(config: RunConfig) -> int:
     """Length of the learning-rate and KL schedules in optimizer steps."""
-    return sum(planned_steps(config, collection) for collection in range(num_collections(config)))
+    total = num_collections(config)
+    # From some collection on the buffer is full, and all later ones take as many steps.
+    growing = 0 if config.train.empty_replay_buffer else buffer_size(config) // max_kept_per_collection(config)
+    growing = min(growing, total)
+    return sum(planned_steps(config, index) for index in range(growing)) + (total - growing) * planned_steps(
+        config, growing
+    )
 
 
 def experiment_name(config: RunConfig) -> str:

@@ -40,6 +40,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import (
     EXIT_COMPONENT_FAILED,
     EXIT_OK,
+    EXIT_SIGHUP,
     EXIT_SIGINT,
     EXIT_SIGTERM,
     EXIT_USER_ERROR,
@@ -56,15 +57,15 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 def run(main: Main, *, mode: str, config_dir: Path, default_config: str, argv: Sequence[str] | None = None) -> int:
     """Runs `main(config, run_dir)` for the command line, once for each job of a sweep; returns the exit status.
 
-    0 finished, 2 the user's input is wrong (UserError), 3 anything else was raised (its traceback is on stderr),
-    130 Ctrl-C, 143 SIGTERM, which reaches `main` as SystemExit so that its `finally` blocks run. A sweep goes on after
-    a failed job and returns the largest status. `mode` is the only value that the group `mode` may have.
+    0 finished, 2 the user's input is wrong (UserError), 3 anything else was raised (its traceback is on stderr), 130
+    Ctrl-C, 143 SIGTERM, 129 SIGHUP. The last two reach `main` as SystemExit, so that its `finally` blocks run. A sweep
+    goes on after a failed job and returns the largest status. `mode` is the only value that the group `mode` may have.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Or Hydra ends the process itself, with status 1, where it finds an error.
     script, *arguments = sys.argv if argv is None else ["", *argv]
     command = _parse_arguments(arguments, config_dir, default_config)
     try:
-        with _sigterm_raises():
+        with _signals_raise():
             if not (command.args.help or command.args.hydra_help):
                 _check(command, mode)
             statuses = _run_hydra_app(command, main, mode, Path(script).stem or "expert-iteration")
@@ -312,17 +313,22 @@ def _composition_problem(config_name: str, error: Exception) -> Problem:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit(143 or 129) in the main thread, as Ctrl-C raises KeyboardInterrupt.
+
+    A SIGHUP that is ignored (nohup) stays ignored.
+    """
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_SIGTERM)
+        raise SystemExit(EXIT_SIGTERM if signal_number == signal.SIGTERM else EXIT_SIGHUP)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _run_hydra_app(command: _Command, main: Main, mode: str, job_name: str) -> list[int]:
@@ -340,7 +346,12 @@ def _run_hydra_app(command: _Command, main: Main, mode: str, job_name: str) -> l
     args = argparse.Namespace(**vars(command.args))
     args.config_name, args.config_path, args.config_dir = command.config_name, None, None
     args.overrides = [*_search_path(behind), f"hydra.job.name='{job_name}'", *overrides]
-    _run_hydra(args, get_args_parser(), task, config_path=str(first), config_name=command.config_name)
+    try:
+        _run_hydra(args, get_args_parser(), task, config_path=str(first), config_name=command.config_name)
+    except OSError as error:  # those of `main` end in _run_job; what is left is Hydra making the run's folder
+        key = "hydra.sweep.dir" if command.args.multirun else "hydra.run.dir"
+        problem = Problem(key, error.filename, f"cannot be made ({error.strerror})", "name another folder")
+        raise UserError(problem) from error
     return statuses
 
 

@@ -158,7 +158,7 @@ class InferenceModelConfig:
     """The engine's copy of the policy."""
 
     backend: str = key("auto is local.", choices=("auto", "local"))
-    num_devices: int = key("Replicas.", ge=1)
+    num_devices: int = key("Replicas; this version runs on the first.", ge=1)
     torch_dtype: str = key("Type of weights and cache; auto as in train_model.", choices=DTYPES)
     kv_cache_gib: float = key("Memory for keys and values, in GiB; bounds the sequences in flight.", gt=0)
     temperature: float = key("Sampling temperature in training.", gt=0)
@@ -171,9 +171,9 @@ class InferenceModelConfig:
 
 @dataclass
 class RefModelConfig:
-    """The frozen model that the KL is measured to."""
+    """The frozen model that the KL is measured to. With LoRA it is the trained model with its adapter off."""
 
-    num_devices: int = key("Devices.", ge=1)
+    num_devices: int = key("Devices; this version runs on the first.", ge=1)
     torch_dtype: str = key("Type of its weights; auto as in train_model.", choices=DTYPES)
     attn_implementation: str = key("Attention of transformers.", choices=ATTENTION)
 

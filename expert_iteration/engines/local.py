@@ -9,6 +9,7 @@ Shapes: B sequences that are decoded together, P columns of the longest prompt, 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,9 @@ class LocalEngine:
 
     Args:
         model: a causal language model of transformers. It is set to eval mode and its gradients are switched off.
-        max_sequences: most sequences in flight; with the lengths it bounds the memory of keys and values.
+        max_sequences: most sequences in flight; None is no bound.
+        max_cached_tokens: most tokens whose keys and values are held at a time, over all sequences in flight; None is
+            no bound. A sequence that needs more than that on its own runs alone.
         max_model_len: most tokens of prompt and response together; None is what the model's config says.
 
     Raises:
@@ -76,11 +79,19 @@ class LocalEngine:
             which no single cast of the trained weights could be the image.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_sequences: int, max_model_len: int | None = None) -> None:
-        if max_sequences < 1:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_sequences: int | None = None,
+        max_cached_tokens: int | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences={max_sequences}: at least 1")
         self._model = model.eval().requires_grad_(False)
         self._max_sequences = max_sequences
+        self._max_cached_tokens = max_cached_tokens
         self._max_model_len = _max_model_len(model, max_model_len)
         self._policy_version = 0
         # Weights that change in the middle of a generation would belong to no version.
@@ -124,8 +135,7 @@ class LocalEngine:
         samples.sort(key=lambda sample: len(sample.prompt_ids))
         turns: dict[tuple[int, int], Turn] = {}
         with self._lock, torch.no_grad():
-            for start in range(0, len(samples), self._max_sequences):
-                wave = samples[start : start + self._max_sequences]
+            for wave in self._waves(samples, sampling.max_tokens):
                 for sample, turn in zip(wave, self._generate_wave(wave, sampling), strict=True):
                     turns[sample.request, sample.position] = turn
         return [
@@ -178,6 +188,19 @@ class LocalEngine:
                 raise ValueError(
                     f"request {index}: {length} prompt tokens and {max_tokens} more exceed {self._max_model_len}"
                 )
+
+    def _waves(self, samples: Sequence[_Sample], max_tokens: int) -> Iterator[Sequence[_Sample]]:
+        """Cuts samples, sorted by prompt length, into runs within both bounds; each takes the room of the longest."""
+        start = 0
+        for end in range(1, len(samples) + 1):
+            if end == len(samples) or not self._fits(end + 1 - start, len(samples[end].prompt_ids) + max_tokens):
+                yield samples[start:end]
+                start = end
+
+    def _fits(self, num_sequences: int, tokens_each: int) -> bool:
+        return (self._max_sequences is None or num_sequences <= self._max_sequences) and (
+            self._max_cached_tokens is None or num_sequences * tokens_each <= self._max_cached_tokens
+        )
 
     def _generate_wave(self, samples: Sequence[_Sample], sampling: SamplingParams) -> list[Turn]:
         uniform = uniforms([sample.seed for sample in samples], sampling.max_tokens)
@@ -305,8 +328,7 @@ def _turn(sample: _Sample, ids: list[int], log_probs: list[float], sampling: Sam
     finish_reason: FinishReason = "stop" if ends else "length"
     length = ends[0] + 1 if ends else len(ids)
     response_log_probs = tuple(log_probs[:length])
-    # NaN and infinities make every comparison with a finite bound false.
-    if not all(value > -torch.inf for value in response_log_probs):
+    if not all(map(math.isfinite, response_log_probs)):
         raise ComponentError(
             f"the model gave the log-probabilities {response_log_probs}: its weights or inputs are broken"
         )

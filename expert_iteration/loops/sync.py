@@ -12,12 +12,14 @@ publish, so it comes whole from the weights before it: at most one publish stale
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from time import perf_counter
 
 from rich.text import Text
@@ -47,7 +49,15 @@ def run(parts: Components) -> RunResult:
     finally:
         parts.verifier.close()
         parts.logger.close()
-        plot_run(parts.run_dir / METRICS_FILE, parts.run_dir)
+        _plot(parts.run_dir)
+
+
+def _plot(run_dir: Path) -> None:
+    """Draws the plots; a failure is told and decides nothing about the run."""
+    try:
+        plot_run(run_dir / METRICS_FILE, run_dir)
+    except Exception as error:
+        print(f"The plots could not be drawn ({type(error).__name__}: {error}).", file=sys.stderr)
 
 
 class SyncLoop:
@@ -67,39 +77,45 @@ class SyncLoop:
         self._unsaved_steps = 0
 
     def run(self) -> RunResult:
+        self._tell(f"Run folder: {self._parts.run_dir}")
         for advice in checks.advice(self._config):
-            self._parts.logger.terminal.print(Text(f"Advice: {advice}"))
+            self._tell(f"Advice: {advice}")
         evaluation = self._config.eval
         before = self._evaluate("before", 0) if evaluation.at_start else None
-        try:
-            self._collections()
-        finally:
-            # A run that stops early has trained for nothing unless its weights are kept.
-            if self._unsaved_steps:
-                self._save()
+        self._parts.logger.terminal.start(derived.num_collections(self._config))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            try:
+                self._collections(None if self._config.train.sync_iter else pool)
+            finally:
+                # A run that stops early has trained for nothing unless its weights are kept. They are saved before the
+                # pool waits for a collection that is still being sampled.
+                if self._unsaved_steps:
+                    self._save()
         after = self._evaluate("after", derived.num_collections(self._config)) if evaluation.at_end else None
         if before is not None and after is not None:
             report = comparison_report(compare(before, after), evaluation.num_transcripts)
             self._parts.logger.terminal.print(report)
+        if self._parts.trainer.optimizer_steps == 0:
+            self._tell(
+                f"Nothing was trained: of {self._dialog_turns} completions none was kept, so there is no saved model. "
+                "samples.jsonl says what became of each group."
+            )
         return RunResult(before, after)
 
-    def _collections(self) -> None:
-        """All collections, each with its training."""
-        total = derived.num_collections(self._config)
-        self._parts.logger.terminal.start(total)
-        overlap = not self._config.train.sync_iter
-        with ThreadPoolExecutor(max_workers=1) if overlap else nullcontext() as pool:
-            ahead: Future[Collection] | None = None
-            for index in range(total):
-                sampled = self._parts.collector.sample() if ahead is None else ahead.result()
-                collection = self._parts.collector.attach_reference(sampled)
-                self._store(collection, index)
-                ahead = pool.submit(self._parts.collector.sample) if pool is not None and index + 1 < total else None
-                self._train(index, has_new_samples=bool(collection.samples))
-                if ahead is not None:
-                    wait_for([ahead])
-                if self._unpublished_steps:
-                    self._publish()
+    def _collections(self, pool: ThreadPoolExecutor | None) -> None:
+        """All collections, each with its training; with a pool the next one is sampled beside it."""
+        collector, total = self._parts.collector, derived.num_collections(self._config)
+        ahead: Future[Collection] | None = None
+        for index in range(total):
+            collection = collector.collect() if ahead is None else collector.attach_reference(ahead.result())
+            self._store(collection, index)
+            ahead = pool.submit(collector.sample) if pool is not None and index + 1 < total else None
+            self._train(index, has_new_samples=bool(collection.samples))
+            if ahead is not None:
+                wait_for([ahead])
+            after_each = self._config.train.weight_update_frequency is None
+            if self._unpublished_steps and (after_each or index + 1 == total):
+                self._publish()
 
     def _store(self, collection: Collection, index: int) -> None:
         """Puts what was kept into the buffer and logs the collection; stops after too many empty ones."""
@@ -115,7 +131,7 @@ class SyncLoop:
         self._log_collection(collection, index)
         if index == 0:
             for advice in reward_advice(collection):
-                parts.logger.terminal.print(Text(f"Advice: {advice}"))
+                self._tell(f"Advice: {advice}")
         if self._empty_in_a_row >= train.max_empty_collections:
             raise UserError(_starved(train.max_empty_collections, collection))
 
@@ -124,9 +140,10 @@ class SyncLoop:
         planned = derived.planned_steps(self._config, index)
         if has_new_samples:
             steps = derived.optimizer_steps(self._config, len(self._parts.buffer))
-            shares = [(self._steps_before + planned * step / steps) / self._total_steps for step in range(steps + 1)]
             for number, micro_batches in enumerate(self._optimizer_batches()):
-                self._step(micro_batches, shares[number : number + 2], index)
+                progress = (self._steps_before + planned * number / steps) / self._total_steps
+                progress_after = (self._steps_before + planned * (number + 1) / steps) / self._total_steps
+                self._step(micro_batches, progress, progress_after, index)
         self._steps_before += planned
 
     def _optimizer_batches(self) -> Iterator[list[Batch]]:
@@ -137,15 +154,12 @@ class SyncLoop:
             while window := list(islice(micro_batches, size)):
                 yield window
 
-    def _step(self, micro_batches: list[Batch], shares: list[float], index: int) -> None:
-        """One optimizer step, with the publish and the saved model that fall due after it.
-
-        `shares` of the run lie behind before and after it.
-        """
+    def _step(self, micro_batches: list[Batch], progress: float, progress_after: float, index: int) -> None:
+        """One optimizer step, with the publish and the saved model that fall due after it."""
         parts, train = self._parts, self._config.train
         start = perf_counter()
         with parts.logger.stage("train"):
-            metrics = parts.trainer.step(micro_batches, progress=shares[0])
+            metrics = parts.trainer.step(micro_batches, progress=progress)
         seconds = perf_counter() - start
         steps = parts.trainer.optimizer_steps
         self._unpublished_steps += 1
@@ -155,7 +169,7 @@ class SyncLoop:
         if train.checkpoint_frequency is not None and steps % train.checkpoint_frequency == 0:
             self._save()
         metrics |= {
-            "progress/run": shares[1],
+            "progress/run": progress_after,
             "buffer/gradient_steps_per_write": steps / self._writes,
             "perf/steps_per_second": 1 / seconds,
             "perf/training_tokens_per_second": sum(batch.num_tokens for batch in micro_batches) / seconds,
@@ -172,8 +186,12 @@ class SyncLoop:
 
     def _save(self) -> None:
         with self._parts.logger.stage("checkpoint"):
-            self._parts.save_model()
+            folder = self._parts.save_model()
         self._unsaved_steps = 0
+        self._tell(f"Saved: {folder}")
+
+    def _tell(self, text: str) -> None:
+        self._parts.logger.terminal.print(Text(text))
 
     def _log_collection(self, collection: Collection, index: int) -> None:
         parts = self._parts
@@ -219,22 +237,22 @@ def reward_advice(collection: Collection) -> list[str]:
     if len(values) > 2:
         return []
     return [
-        f"rewards of the first collection that differ: {len(values)}. Where they are only right or wrong, top-k is "
+        f"the first collection has {len(values)} distinct rewards. Where they are only right or wrong, top-k is "
         "rejection sampling; a granular reward (env.reward=graded) gives it a choice."
     ]
 
 
 def _starved(limit: int, collection: Collection) -> Problem:
     """Why the run stops when nothing is selected any more, and what to try, by what happened to the last groups."""
-    outcomes = {selection.outcome for selection in collection.selections}
-    if outcomes == {"tied"}:
+    ((outcome, _),) = Counter(selection.outcome for selection in collection.selections).most_common(1)
+    if outcome == "tied":
         advice = (
             "all completions of each prompt get the same reward: raise env.repeats, take easier or harder problems, "
             "or a granular reward (env.reward=graded)"
         )
-    elif "truncated" in outcomes:
+    elif outcome == "truncated":
         advice = "the good completions are cut short: raise inference_model.max_tokens"
-    elif "unscored" in outcomes:
+    elif outcome == "unscored":
         advice = "completions could not be scored: look at samples.jsonl"
     else:
         advice = "lower selection.min_reward, or set selection.above=mean"

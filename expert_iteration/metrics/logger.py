@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 
@@ -30,6 +31,8 @@ class MetricsLogger:
         self._start = perf_counter()
         self._running_stages: list[str] = []
         self._stage_seconds: dict[str, float] = {}
+        self._lock = Lock()
+        """Held while the two above change: stages of a collection sampled ahead run in another thread."""
         self._closed = False
 
     def log(self, kind: Kind, values: Mapping[str, float], *, optimizer_step: int, collection: int) -> None:
@@ -63,20 +66,23 @@ class MetricsLogger:
         Stages may overlap, in other threads too, as long as no two of the same name do.
         """
         check_names([f"time/{name}"])
-        self._running_stages.append(name)
-        self.terminal.show_stages(self._running_stages)
+        with self._lock:
+            self._running_stages.append(name)
+            self.terminal.show_stages(self._running_stages)
         start = perf_counter()
         try:
             yield
         finally:
             key = f"time/{name}"
-            self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + perf_counter() - start
-            self._running_stages.remove(name)
-            self.terminal.show_stages(self._running_stages)
+            with self._lock:
+                self._stage_seconds[key] = self._stage_seconds.get(key, 0.0) + perf_counter() - start
+                self._running_stages.remove(name)
+                self.terminal.show_stages(self._running_stages)
 
     def take_stage_seconds(self) -> dict[str, float]:
         """Seconds of each stage that ended since the last call, as `time/*`."""
-        taken, self._stage_seconds = self._stage_seconds, {}
+        with self._lock:
+            taken, self._stage_seconds = self._stage_seconds, {}
         return taken
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def _accuracy_figure(collections: Sequence[Record], evaluations: Sequence[Record
         )
         for position, value, top in zip(x, accuracy, high, strict=True):
             axes.annotate(f"{value:.3f}", (position, top), xytext=(0, 5), textcoords="offset points", ha="center")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.05)
     _legend_below(figure, axes)
     return figure
 

@@ -28,7 +28,8 @@ COLLECTION_FIELDS: tuple[Field, ...] = (
     ("reward/accuracy", "accuracy {:.3f}"),
     ("reward/pass_at_n", "pass@N {:.3f}"),
     ("selection/accepted_samples", "kept {:.0f}"),
-    ("length/response_mean", "length {:.1f}"),
+    ("selection/tied_groups", "tied {:.0f}"),
+    ("length/truncated_share", "cut {:.0%}"),
 )
 STEP_FIELDS: tuple[Field, ...] = (
     ("loss/total", "loss {:.4f}"),
@@ -49,9 +50,9 @@ LEARNING_FIELDS: tuple[Field, ...] = (
     ("loss/kl_to_ref", "KL {:.4f}"),
 )
 SPEED_FIELDS: tuple[Field, ...] = (
-    ("perf/generation_tokens_per_second", "{:.0f} tokens/s generated"),
+    ("perf/generation_tokens_per_second", "generate {:.0f} tokens/s"),
     ("perf/training_tokens_per_second", "{:.0f} trained"),
-    ("memory/peak_gib", "{:.2f} GiB at most"),
+    ("memory/peak_gib", "peak {:.2f} GiB"),
 )
 
 

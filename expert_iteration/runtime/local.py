@@ -24,11 +24,11 @@ from expert_iteration.metrics.memory import peak_memory_gib
 from expert_iteration.metrics.sinks import WandbRun
 from expert_iteration.metrics.terminal import Terminal, make_terminal
 from expert_iteration.model import Policy, load_inference_model, load_policy, load_reference_model
-from expert_iteration.model_source import check_model, load_chat_encoder
+from expert_iteration.model_source import check_model, check_vocabulary, load_chat_encoder
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer
-from expert_iteration.runtime.plan import device_plan, max_sequences
+from expert_iteration.runtime.plan import device_plan, max_cached_tokens, max_sequences
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
 from expert_iteration.tasks import make_verifier, task_of
@@ -39,14 +39,15 @@ from expert_iteration.weight_sync import InProcessWeightSync
 
 def build(config: RunConfig, run_dir: Path) -> Components:
     """All parts of a run. What can be wrong with the user's input is checked before any weights load."""
-    torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.num_threads or available_cores())
     torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
-    check_new(run_dir)
+    claim(run_dir)
     checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
-    checkpoint.check_writable(checkpoint_dir)
+    check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     task = build_task(config)
     encoder = load_chat_encoder(config.model)
+    check_vocabulary(config.model, encoder.tokenizer)
 
     devices = device_plan(config, torch.cuda.device_count())
     policy = load_policy(config, devices.train[0])
@@ -99,11 +100,31 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     )
 
 
-def check_new(run_dir: Path) -> None:
-    """Raises UserError when another run has written to the folder: two starts in one second get the same one."""
-    if (run_dir / METRICS_FILE).exists():
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def claim(run_dir: Path) -> None:
+    """Starts the run's log; raises UserError when another run has done so: two starts in one second share a folder."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (run_dir / METRICS_FILE).open("x").close()
+    except FileExistsError as error:
         raise UserError(
             Problem("hydra.run.dir", run_dir, "another run has written to this folder", "start again, or name another")
+        ) from error
+
+
+def check_checkpoint_dir(directory: Path) -> None:
+    """Raises UserError when the folder cannot be written to, or holds the models of another run."""
+    checkpoint.check_writable(directory)
+    if checkpoint.latest(directory) is not None:
+        constraint = "the folder holds the models of another run, which this one would replace"
+        raise UserError(
+            Problem("logging.checkpoint_dir", directory, constraint, "name another folder, or leave the key blank")
         )
 
 
@@ -126,7 +147,11 @@ def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
     if backend not in ("auto", "local"):
         raise ValueError(f"inference_model.backend={backend!r}: one of auto, local")
     model = load_inference_model(config, device)
-    return LocalEngine(model, max_sequences=max_sequences(config, model.config))
+    return LocalEngine(
+        model,
+        max_sequences=max_sequences(config, model.config),
+        max_cached_tokens=max_cached_tokens(config, model.config),
+    )
 
 
 def _build_reference(config: RunConfig, policy: Policy, device: torch.device) -> Reference | None:

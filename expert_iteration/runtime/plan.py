@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from expert_iteration.config import derived
 from expert_iteration.config.checks import advice
@@ -100,10 +101,7 @@ def max_sequences(config: RunConfig, model_config: Any) -> int:
     """
     if config.env.num_envs is not None:
         return config.env.num_envs
-    device = device_plan(config, torch.cuda.device_count()).inference[0]
-    dtype = resolve_dtype(config.inference_model.torch_dtype, device)
-    tokens = PROMPT_TOKENS + config.inference_model.max_tokens
-    per_sequence = tokens * kv_bytes_per_token(model_config, dtype)
+    per_sequence = _kv_bytes_per_sequence(config, model_config)
     fitting = int(config.inference_model.kv_cache_gib * GIB // per_sequence)
     if fitting < 1:
         raise UserError(
@@ -118,6 +116,25 @@ def max_sequences(config: RunConfig, model_config: Any) -> int:
     return fitting
 
 
+def max_cached_tokens(config: RunConfig, model_config: Any) -> int | None:
+    """Tokens whose keys and values inference_model.kv_cache_gib holds; None where env.num_envs is the bound.
+
+    It keeps prompts that are longer than PROMPT_TOKENS within the budget.
+    """
+    if config.env.num_envs is not None:
+        return None
+    return int(config.inference_model.kv_cache_gib * GIB // _kv_bytes_per_token(config, model_config))
+
+
+def _kv_bytes_per_token(config: RunConfig, model_config: Any) -> int:
+    device = device_plan(config, torch.cuda.device_count()).inference[0]
+    return kv_bytes_per_token(model_config, resolve_dtype(config.inference_model.torch_dtype, device))
+
+
+def _kv_bytes_per_sequence(config: RunConfig, model_config: Any) -> int:
+    return (PROMPT_TOKENS + config.inference_model.max_tokens) * _kv_bytes_per_token(config, model_config)
+
+
 def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
     """Bytes that weights, gradients, optimizer state and cache take; parameters are counted on the meta device."""
     with torch.device("meta"):
@@ -125,9 +142,9 @@ def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
     count = sum(parameter.numel() for parameter in model.parameters())
     lora = config.train_model.lora
     adapter = lora.r * sum(
-        module.in_features + module.out_features
+        sum(module.weight.shape)
         for module in model.modules()
-        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not model.get_output_embeddings()
     )
     trained = adapter if lora.enabled else count
     float32, plan = torch.float32.itemsize, device_plan(config, torch.cuda.device_count())
@@ -142,9 +159,15 @@ def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
         gradients=float32 * trained,
         optimizer=2 * float32 * trained,
         engine=inference.itemsize * count,
-        kv_cache=int(config.inference_model.kv_cache_gib * GIB),
+        kv_cache=_kv_cache_bytes(config, model_config),
         reference=reference.itemsize * count if _reference_needed(config) and not lora.enabled else 0,
     )
+
+
+def _kv_cache_bytes(config: RunConfig, model_config: Any) -> int:
+    if config.env.num_envs is not None:
+        return config.env.num_envs * _kv_bytes_per_sequence(config, model_config)
+    return int(config.inference_model.kv_cache_gib * GIB)
 
 
 def render_plan(config: RunConfig) -> str:
@@ -197,7 +220,7 @@ def _device_lines(config: RunConfig, num_gpus: int) -> list[str]:
         different = dict.fromkeys(devices)
         asked = f"{len(devices)} asked, " if len(devices) > len(different) else ""
         shares = " (shares)" if any(used.count(device) > 1 for device in different) else ""
-        where = ", ".join(map(str, different)) if num_gpus else "1 process slot on cpu"
+        where = f"uses {devices[0]}" if num_gpus else "1 process slot on cpu"
         lines.append(f"{role:<26}{asked}{where}{shares}")
     return lines
 
@@ -208,11 +231,17 @@ def _memory_lines(config: RunConfig, estimate: MemoryEstimate) -> list[str]:
         ("gradients", estimate.gradients, f"{estimate.num_trained:,} trained parameters, float32"),
         ("AdamW", estimate.optimizer, "two moments each, float32"),
         ("engine", estimate.engine, f"inference_model.torch_dtype={config.inference_model.torch_dtype}"),
-        ("keys and values", estimate.kv_cache, "inference_model.kv_cache_gib"),
+        ("keys and values", estimate.kv_cache, _kv_cache_note(config)),
         ("reference", estimate.reference, _reference_note(config)),
         ("total", estimate.total, "activations come on top"),
     ]
     return [f"{name:<20}{size / GIB:>9.2f} GiB   {note}" for name, size, note in rows]
+
+
+def _kv_cache_note(config: RunConfig) -> str:
+    if config.env.num_envs is not None:
+        return f"env.num_envs sequences with {PROMPT_TOKENS} prompt tokens each"
+    return "inference_model.kv_cache_gib"
 
 
 def _reference_needed(config: RunConfig) -> bool:

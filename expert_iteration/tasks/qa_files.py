@@ -93,9 +93,9 @@ class Unreadable:
 
 
 def _read_json_lines(file: Path) -> list[Any]:
-    """One value per line; blank lines at the end do not count."""
+    """One value per line; a byte-order mark and blank lines at the end do not count."""
     try:
-        lines = file.read_text(encoding="utf-8").rstrip().split("\n")
+        lines = file.read_text(encoding="utf-8-sig").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable_file(file, error) from error
     return [_parse_line(line) for line in lines] if lines != [""] else []

@@ -49,9 +49,16 @@ def test_a_run_ends_with_0_and_shows_before_and_after(overrides, tmp_path):
     assert {"step", "collection", "eval"} == {record["kind"] for record in records(tmp_path)}
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_cleanly_with_its_log_intact(overrides, tmp_path, number, status):
-    process = start([*overrides, "train.total_dialog_turns=1000000"], tmp_path)
+@pytest.mark.parametrize(
+    ("number", "status", "more"),
+    [
+        (signal.SIGINT, 130, []),
+        (signal.SIGTERM, 143, ["train.sync_iter=false"]),
+        (signal.SIGHUP, 129, []),
+    ],
+)
+def test_a_signal_ends_the_run_cleanly_with_its_log_intact(overrides, tmp_path, number, status, more):
+    process = start([*overrides, "train.total_dialog_turns=1000000", *more], tmp_path)
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline and process.poll() is None:
         logs = list(tmp_path.glob("outputs/*/*/metrics.jsonl"))

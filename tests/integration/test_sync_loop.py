@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from expert_iteration import checkpoint
-from expert_iteration.errors import UserError
+from expert_iteration.errors import UserError, WeightSyncError
 from expert_iteration.loops import sync
 from expert_iteration.runtime import local
 
@@ -141,6 +143,52 @@ def test_publishes_by_optimizer_steps(run):
     assert all(0 < share <= 1 for share in finished.series("step", "train/weights_changed_share"))
 
 
+def test_a_publish_interval_longer_than_a_collection_is_kept(run):
+    finished = run("train.weight_update_frequency=1000", "train.total_dialog_turns=384")
+    assert finished.parts.trainer.policy_version == 1  # the last weights, for the final evaluation
+    assert {record.values["policy/version"] for record in finished.records("step")} == {0}
+
+
+def test_weights_that_change_behind_the_loops_back_stop_the_run(make_config, tmp_path):
+    parts = local.build(make_config(), tmp_path)
+    parts.collector.sample()
+    with torch.no_grad():
+        next(parts.engine._model.parameters()).add_(1e-3)
+    with pytest.raises(WeightSyncError, match="checksum"):
+        parts.collector.sample()
+
+
+def test_two_visits_to_a_prompt_have_other_seeds(make_config, tmp_path):
+    collector = local.build(make_config("env.train_size=8"), tmp_path).collector
+    first, second = collector.stream.take(8), collector.stream.take(8)
+    assert [visit.epoch for visit in first + second] == [0] * 8 + [1] * 8
+    seeds = [seed for visit in first + second for seed in collector._request(visit).seeds]
+    assert len(set(seeds)) == 2 * 8 * 16
+
+
+def test_overlapped_sampling_ends_before_the_publish(make_config, tmp_path, monkeypatch):
+    parts = local.build(make_config("train.sync_iter=false", "train.total_dialog_turns=384"), tmp_path)
+    events = []
+    sample, publish = parts.collector.sample, parts.weight_sync.publish
+
+    def slow_sample():
+        events.append("sample")
+        time.sleep(1.0)
+        result = sample()
+        events.append("sampled")
+        return result
+
+    monkeypatch.setattr(parts.collector, "sample", slow_sample)
+    monkeypatch.setattr(parts.weight_sync, "publish", lambda: events.append("publish") or publish())
+    sync.run(parts)
+    assert events == [*["sample", "sampled"] * 2, "publish", "sample", "sampled", "publish", "publish"]
+
+
+def test_a_run_that_trains_nothing_says_so(run, capsys):
+    run("selection.min_reward=2.0", "train.max_empty_collections=9", "eval.at_start=false")
+    assert "Nothing was trained: of 256 completions none was kept" in " ".join(capsys.readouterr().out.split())
+
+
 def test_one_publish_after_each_collection_is_the_default(run):
     finished = run()
     assert finished.parts.trainer.policy_version == 2
@@ -223,6 +271,10 @@ def test_an_empty_collection_between_others_takes_no_step(run, monkeypatch):
     assert finished.series("collection", "selection/empty_collections") == [0, 1, 0]
     trained = {record.values["progress/collection"] for record in finished.records("step")}
     assert trained == {0, 2}
+    # The share of the run that the empty one owns is passed over, and nobody else's.
+    first = next(r.values for r in finished.records("step") if r.values["progress/collection"] == 2)
+    steps = sum(r.values["progress/collection"] == 2 for r in finished.records("step"))
+    assert first["progress/run"] == pytest.approx(2 / 3 + 1 / 3 / steps)
     assert finished.parts.trainer.policy_version == 2
 
 
@@ -246,3 +298,8 @@ def test_saved_models_on_the_way(run):
     steps = finished.parts.trainer.optimizer_steps
     names = sorted(path.name for path in (finished.folder / "checkpoints").iterdir())
     assert names == sorted({f"checkpoint_{step:04d}" for step in (*range(2, steps + 1, 2), steps)})
+
+
+def test_cores_are_counted_where_the_system_has_no_affinity(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert local.available_cores() == os.cpu_count()

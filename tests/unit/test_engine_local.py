@@ -27,7 +27,7 @@ from transformers import (
 
 from expert_iteration.engines import local
 from expert_iteration.engines.checksum import deduplicated_state, weights_checksum
-from expert_iteration.engines.local import LocalEngine
+from expert_iteration.engines.local import LocalEngine, _Sample
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import GenerationRequest, SamplingParams, Turn
 
@@ -187,6 +187,16 @@ def test_samples_are_those_of_separate_calls_with_the_same_seeds(family: str, sa
             assert alone.finish_reason == turn.finish_reason
     if sampling.temperature > 0:
         assert any(len({turn.response_ids for turn in group}) > 1 for group in together), "the seeds have to matter"
+
+
+def test_waves_stay_within_the_cached_tokens() -> None:
+    engine = LocalEngine(tiny_model(), max_sequences=5, max_cached_tokens=40)
+    lengths = [2, 2, 2, 2, 2, 2, 8, 8, 8, 20, 60]
+    samples = [_Sample(tuple(range(length)), 0, index, 0) for index, length in enumerate(lengths)]
+    # With 4 response tokens: five of 6 (the sixth would be within 40 but not within max_sequences); then one of 6 and
+    # two of 12 take the room of 3 x 12; one of 12 would make 2 x 24 with the next; those of 24 and 64 run alone.
+    waves = [[len(sample.prompt_ids) for sample in wave] for wave in engine._waves(samples, 4)]
+    assert waves == [[2] * 5, [2, 8, 8], [8], [20], [60]]
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 7])

@@ -10,13 +10,20 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from expert_iteration import model as model_module
 from expert_iteration import model_source
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import UserError
-from expert_iteration.model import Policy, load_inference_model, load_policy, load_reference_model, resolve_dtype
+from expert_iteration.model import (
+    Policy,
+    disable_dropout,
+    load_inference_model,
+    load_policy,
+    load_reference_model,
+    resolve_dtype,
+)
 from expert_iteration.model_source import check_model, load_tokenizer, resolve_model
 
 CPU = torch.device("cpu")
@@ -341,3 +348,29 @@ def test_the_command_line_reports_what_it_cannot_find(folder: Path, capsys: pyte
     assert str(folder) in capsys.readouterr().out
     assert model_module.main(["./no/such/folder"]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_dropout_of_the_base_model_is_off(family: str) -> None:
+    """In modules (GPT-2) and in attributes that attention reads (Llama)."""
+    torch.manual_seed(0)
+    if family == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+    else:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=32,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                attention_dropout=0.5,
+            )
+        )
+    ids = torch.arange(8).unsqueeze(0)
+    model.train()
+    with torch.no_grad():
+        assert not torch.equal(model(ids).logits, model(ids).logits), "this model drops nothing to begin with"
+        disable_dropout(model)
+        assert torch.equal(model(ids).logits, model(ids).logits)

@@ -122,6 +122,8 @@ def test_a_tie_of_inexact_numbers_is_a_tie():
     assert select_topk([0.1] * 3, 3, above="mean") == []
     assert math.fsum([0.1] * 10) / 10 <= 0.1
     assert select_topk([0.7] * 7, 3, above="mean") == []
+    for size in range(2, 13):
+        assert select_topk([0.1] * size, 3, above="mean") == [], f"{size} times 0.1"
 
 
 def test_median_may_leave_nothing_though_rewards_differ():

@@ -182,3 +182,26 @@ def test_EI_45_nothing_that_is_kept_holds_a_graph():
         gc.collect()
         counts.append(sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()))
     assert counts[-1] == counts[2]
+
+
+def test_the_rate_of_the_schedule_is_the_rate_that_moves_the_weights():
+    trainer = make_trainer(lr=0.1)
+    before = [p.detach().clone() for p in trainer.policy.trainable_parameters()]
+    trainer.step([collate(SAMPLES)], progress=1.0)  # where the cosine has come down to zero
+    for old, new in zip(before, trainer.policy.trainable_parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_the_optimizer_sees_the_clipped_gradient(monkeypatch):
+    trainer = make_trainer(clip=0.01)
+    seen = []
+    step = trainer._optimizer.step
+
+    def recording_step():
+        seen.append(sum(p.grad.square().sum() for p in trainer.policy.trainable_parameters()).sqrt().item())
+        step()
+
+    monkeypatch.setattr(trainer._optimizer, "step", recording_step)
+    metrics = trainer.step([collate(SAMPLES)], progress=0.0)
+    assert metrics["optim/grad_norm"] > 0.1
+    assert seen == [pytest.approx(0.01, rel=1e-4)]
