@@ -25,7 +25,7 @@ Field = tuple[str, str]
 
 COLLECTION_FIELDS: tuple[Field, ...] = (
     ("reward/mean", "reward {:.3f}"),
-    ("reward/accuracy", "accuracy {:.3f}"),
+    ("reward/accuracy", "acc {:.3f}"),
     ("reward/pass_at_n", "pass@N {:.3f}"),
     ("selection/accepted_samples", "kept {:.0f}"),
     ("selection/tied_groups", "tied {:.0f}"),

@@ -36,9 +36,13 @@ LINEARS = 2 * (32 * 32 * 2 + 32 * 16 * 2 + 32 * 48 * 3)
 LLAMA_PARAMETERS = 64 * 32 + LINEARS + 2 * 2 * 32 + 32
 
 
+SETTINGS = ["train.topk_size=4", "train.total_dialog_turns=768", "env.test_size=256", "eval.num_prompts=256"]
+"""On top of the demo's config: what the numbers below were worked out for."""
+
+
 @pytest.fixture(scope="module")
 def demo() -> RunConfig:
-    config = load([], config_dir=CONFIG_DIR, config_name="ei_demo")
+    config = load(SETTINGS, config_dir=CONFIG_DIR, config_name="ei_demo")
     config.train_model.torch_dtype = config.inference_model.torch_dtype = config.ref_model.torch_dtype = "float32"
     return config
 

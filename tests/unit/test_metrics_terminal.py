@@ -29,7 +29,8 @@ COLLECTION = Record(
         "reward/accuracy": 0.25,
         "reward/pass_at_n": 0.625,
         "selection/accepted_samples": 1024,
-        "length/response_mean": 1012.25,
+        "selection/tied_groups": 12,
+        "length/truncated_share": 0.034,
     },
 )
 STEP = Record(
@@ -83,7 +84,7 @@ def test_plain_lines_are_readable_at_80_columns_without_control_characters() -> 
     lines = text.splitlines()
     assert lines == [
         "advice: raise env.repeats",
-        "[100/100]  reward 0.438  accuracy 0.250  pass@N 0.625  kept 1024  length 1012.2",
+        "[100/100]  reward 0.438  acc 0.250  pass@N 0.625  kept 1024  tied 12  cut 3%",
         "  step 123456  loss 0.5123  KL 0.0312  grad 1.50  lr 3.0e-05  left --:--",
         "eval  accuracy 0.500 [0.431, 0.569]  problems 1319  length 187.5  truncated 2.5%",
     ]
