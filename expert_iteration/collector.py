@@ -1,6 +1,6 @@
 """From prompts to training samples: generate, score, select, then ask the reference about what was kept.
 
-Task.prompts -> Engine.generate -> Task.score -> TopKRewardSelector -> Reference -> samples
+Task.prompts -> Engine.generate -> Verifier.score_many -> TopKRewardSelector -> Reference -> samples
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from expert_iteration.types import (
     Rollout,
     RolloutGroup,
     SamplingParams,
-    Task,
     TrainingSample,
     Turn,
+    Verifier,
     WeightSync,
 )
 
@@ -147,7 +147,7 @@ class Collector:
     def __init__(
         self,
         *,
-        task: Task,
+        verifier: Verifier,
         stream: PromptStream,
         encoder: ChatEncoder,
         engine: Engine,
@@ -162,7 +162,7 @@ class Collector:
         logger: MetricsLogger,
     ) -> None:
         self.stream = stream
-        self._task = task
+        self._verifier = verifier
         self._encoder = encoder
         self._engine = engine
         self._weight_sync = weight_sync
@@ -190,10 +190,7 @@ class Collector:
             turns = self._engine.generate([self._request(visit) for visit in visits], self._sampling)
         generation_seconds = perf_counter() - start
         with self._logger.stage("score"):
-            groups = tuple(
-                self._scored_group(visit, visit_turns, version)
-                for visit, visit_turns in zip(visits, turns, strict=True)
-            )
+            groups = self._scored_groups(visits, turns, version)
         with self._logger.stage("select"):
             selections = tuple(self._selector.select(group) for group in groups)
             samples = tuple(
@@ -216,12 +213,27 @@ class Collector:
         )
         return GenerationRequest(visit.prompt_ids, seeds)
 
-    def _scored_group(self, visit: Visit, turns: Sequence[Turn], version: int) -> RolloutGroup:
-        rollouts = []
-        for turn in turns:
-            text = self._encoder.decode(turn, include_stop=self._include_stop)
-            rollouts.append(Rollout((turn,), text, self._task.score(visit.prompt, text), version))
-        return RolloutGroup(visit.prompt, visit.epoch, tuple(rollouts))
+    def _scored_groups(
+        self, visits: Sequence[Visit], turns: Sequence[Sequence[Turn]], version: int
+    ) -> tuple[RolloutGroup, ...]:
+        """One group per visit; all completions go to the verifier together, so that it may score them side by side."""
+        texts = [[self._encoder.decode(turn, include_stop=self._include_stop) for turn in group] for group in turns]
+        scores = iter(
+            self._verifier.score_many(
+                [(visit.prompt, text) for visit, group in zip(visits, texts, strict=True) for text in group]
+            )
+        )
+        return tuple(
+            RolloutGroup(
+                visit.prompt,
+                visit.epoch,
+                tuple(
+                    Rollout((turn,), text, next(scores), version)
+                    for turn, text in zip(group_turns, group_texts, strict=True)
+                ),
+            )
+            for visit, group_turns, group_texts in zip(visits, turns, texts, strict=True)
+        )
 
 
 def training_sample(group: RolloutGroup, rollout: Rollout) -> TrainingSample:

@@ -12,7 +12,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.trainer import Trainer
-from expert_iteration.types import Engine, Prompt, SamplingParams, Task, WeightSync
+from expert_iteration.types import Engine, Prompt, SamplingParams, Task, Verifier, WeightSync
 
 METRICS_FILE = "metrics.jsonl"
 """The log of a run, in its folder."""
@@ -25,6 +25,8 @@ class Components:
     config: RunConfig
     run_dir: Path
     task: Task
+    verifier: Verifier
+    """Closed by the loop at the end of the run."""
     encoder: ChatEncoder
     engine: Engine
     collector: Collector

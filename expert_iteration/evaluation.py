@@ -16,7 +16,7 @@ from rich.text import Text
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.selection import is_scored
 from expert_iteration.statistics import mcnemar_exact, summarize, wilson_interval
-from expert_iteration.types import Engine, GenerationRequest, Prompt, SamplingParams, Task, Turn
+from expert_iteration.types import Engine, GenerationRequest, Prompt, SamplingParams, Score, Turn, Verifier
 
 Change = Literal["fixed", "still wrong", "broken", "still right"]
 CHANGES: tuple[Change, ...] = ("fixed", "still wrong", "broken", "still right")
@@ -93,7 +93,7 @@ class Comparison:
 
 def evaluate(
     engine: Engine,
-    task: Task,
+    verifier: Verifier,
     prompts: Sequence[Prompt],
     *,
     encode: Callable[[Prompt], tuple[int, ...]],
@@ -120,18 +120,19 @@ def evaluate(
             )
         )
     requests = [GenerationRequest(prompt_ids=ids, seeds=(0,)) for _, ids in fitting]
-    answers = engine.generate(requests, sampling)
+    turns = [turn for (turn,) in engine.generate(requests, sampling)]
+    texts = [decode(turn) for turn in turns]
+    scores = verifier.score_many([(prompt, text) for (prompt, _), text in zip(fitting, texts, strict=True)])
     return EvaluationResult(
         problems=tuple(
-            _problem_result(task, prompt, turn, decode(turn))
-            for (prompt, _), (turn,) in zip(fitting, answers, strict=True)
+            _problem_result(prompt, turn, text, score)
+            for (prompt, _), turn, text, score in zip(fitting, turns, texts, scores, strict=True)
         ),
         dropped_too_long=len(encoded) - len(fitting),
     )
 
 
-def _problem_result(task: Task, prompt: Prompt, turn: Turn, response: str) -> ProblemResult:
-    score = task.score(prompt, response)
+def _problem_result(prompt: Prompt, turn: Turn, response: str, score: Score) -> ProblemResult:
     return ProblemResult(
         row_id=prompt.row_id,
         messages=prompt.messages,

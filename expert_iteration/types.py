@@ -200,6 +200,18 @@ class Task(Protocol):
         ...
 
 
+class Verifier(Protocol):
+    """Scores many responses at once; `tasks.make_verifier` builds it around a task."""
+
+    def score_many(self, items: Sequence[tuple[Prompt, str]]) -> list[Score]:
+        """One score per prompt and response text, in order."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        ...
+
+
 class Engine(Protocol):
     """Generates with its own copy of the weights."""
 

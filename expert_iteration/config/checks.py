@@ -285,6 +285,14 @@ def _task_options(config: RunConfig) -> Iterator[Problem]:
                 "env.dataset=reasoning_gym generates its rows and reads no data",
                 "write env.data_path=null, or another env.dataset",
             )
+    elif dataset == "custom":
+        if not options.get("reward"):
+            yield Problem(
+                "env.options.reward",
+                options.get("reward"),
+                "env.dataset=custom needs the name of a reward function",
+                "write env.options.reward=package.module:function",
+            )
     elif options and dataset != "ifeval":
         yield Problem(
             "env.options",

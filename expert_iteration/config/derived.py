@@ -74,3 +74,10 @@ def experiment_name(config: RunConfig) -> str:
         return config.logging.experiment_name
     model = config.model.name.rstrip("/").rpartition("/")[2].removeprefix("package:")
     return f"{config.env.dataset}-{model}"
+
+
+def verifier_workers(config: RunConfig) -> int:
+    """Processes that score; tasks whose scoring may hang or runs the user's code get some of their own."""
+    if config.env.verifier_workers is not None:
+        return config.env.verifier_workers
+    return 0 if config.env.dataset in ("gsm8k", "reasoning_gym") else 2

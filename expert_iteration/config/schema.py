@@ -24,14 +24,15 @@ def key(help: str, **constraints: Any) -> Any:
 class EnvConfig:
     """What is asked and how it is rewarded."""
 
-    dataset: str = key("Task.", choices=("reasoning_gym", "gsm8k", "ifeval"))
+    dataset: str = key("Task.", choices=("reasoning_gym", "gsm8k", "math", "ifeval", "custom"))
     data_path: str | None = key(
-        "Folder or file with the data; blank loads the data set by name (gsm8k, ifeval) or generates it "
+        "Folder or file with the data; blank loads the data set by name (gsm8k, math, ifeval) or generates it "
         "(reasoning_gym)."
     )
     options: dict[str, Any] = key(
         "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options. "
-        "ifeval: `semantics`, repaired (default) or reference."
+        "ifeval: `semantics`, repaired (default) or reference. "
+        "custom: `reward` (package.module:function) and those that the task's page lists."
     )
     prompt_template: str | None = key(
         "Text of the user message, with {question} in it; blank is the task's own. Double other braces."
@@ -46,6 +47,12 @@ class EnvConfig:
         "Sequences generated at a time; blank follows from inference_model.kv_cache_gib and the model's sizes.", ge=1
     )
     repeats: int = key("Samples per prompt (N).", ge=1)
+    verifier_workers: int | None = key(
+        "Processes that score; 0 scores in the main process, without a time limit. "
+        "Blank is 0 for gsm8k and reasoning_gym, 2 for the others.",
+        ge=0,
+    )
+    verifier_time_limit_s: float = key("Most seconds for scoring one completion; above it is unscored.", gt=0)
 
 
 @dataclass

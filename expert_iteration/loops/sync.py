@@ -43,10 +43,11 @@ class RunResult:
 
 
 def run(parts: Components) -> RunResult:
-    """Runs to the end. The log is closed and plotted whatever happens."""
+    """Runs to the end. Verifier and log are closed, and the log is plotted, whatever happens."""
     try:
         return SyncLoop(parts).run()
     finally:
+        parts.verifier.close()
         parts.logger.close()
         _plot(parts.run_dir)
 
@@ -216,7 +217,7 @@ class SyncLoop:
         with parts.logger.stage("evaluate"):
             result = evaluate(
                 parts.engine,
-                parts.task,
+                parts.verifier,
                 parts.eval_prompts,
                 encode=parts.encoder.encode,
                 decode=lambda turn: parts.encoder.decode(

@@ -31,7 +31,7 @@ from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.runtime.plan import device_plan, max_cached_tokens, max_sequences
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
-from expert_iteration.tasks import make_task
+from expert_iteration.tasks import make_verifier, task_of
 from expert_iteration.trainer import Trainer
 from expert_iteration.types import SamplingParams, Task
 from expert_iteration.weight_sync import InProcessWeightSync
@@ -58,8 +58,11 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     weight_sync = InProcessWeightSync(trainer, engine)
     logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
+    verifier = make_verifier(
+        task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
+    )
     collector = Collector(
-        task=task,
+        verifier=verifier,
         stream=PromptStream(
             task.prompts("train"),
             encoder,
@@ -82,6 +85,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
         config=config,
         run_dir=run_dir,
         task=task,
+        verifier=verifier,
         encoder=encoder,
         engine=engine,
         collector=collector,
@@ -126,17 +130,7 @@ def check_checkpoint_dir(directory: Path) -> None:
 
 def build_task(config: RunConfig) -> Task:
     """The task with its data, after its self-check."""
-    env = config.env
-    task = make_task(
-        env.dataset,
-        data_path=env.data_path,
-        options=env.options,
-        prompt_template=env.prompt_template,
-        reward=env.reward,
-        train_size=env.train_size,
-        test_size=env.test_size,
-        seed=config.seed,
-    )
+    task = task_of(config)
     task.self_check()
     wanted, there = config.eval.num_prompts, len(task.prompts("test"))
     if wanted is not None and wanted > there and (config.eval.at_start or config.eval.at_end):

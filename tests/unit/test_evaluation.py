@@ -29,6 +29,7 @@ from expert_iteration.evaluation import (
     write_results,
 )
 from expert_iteration.metrics.glossary import check_names
+from expert_iteration.tasks.verifier_pool import InProcessVerifier
 from expert_iteration.types import GenerationRequest, Prompt, SamplingParams, Score, Split, Turn
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, stop_token_ids=(0,))
@@ -93,7 +94,14 @@ def decode(turn: Turn) -> str:
 
 
 def run(prompts: Sequence[Prompt], engine: EchoEngine | None = None) -> EvaluationResult:
-    return evaluate(engine or EchoEngine(), EqualTask(), prompts, encode=encode, decode=decode, sampling=GREEDY)
+    return evaluate(
+        engine or EchoEngine(),
+        InProcessVerifier(EqualTask().score),
+        prompts,
+        encode=encode,
+        decode=decode,
+        sampling=GREEDY,
+    )
 
 
 def answered(row_id: int, success: bool, response: str = "7") -> ProblemResult:
@@ -165,7 +173,7 @@ def test_a_real_engine_is_evaluated_by_its_greedy_answers() -> None:
         expected.append(" ".join(map(str, ids[0, -GREEDY.max_tokens :].tolist())))
     evaluation = evaluate(
         LocalEngine(model, max_sequences=2),
-        EqualTask(),
+        InProcessVerifier(EqualTask().score),
         [replace(question, gold=answer) for question, answer in zip(questions, expected, strict=True)],
         encode=encode,
         decode=lambda turn: " ".join(map(str, turn.response_ids)),
@@ -184,7 +192,7 @@ def test_sampling_is_refused() -> None:
     with pytest.raises(ValueError, match="greedy"):
         evaluate(
             EchoEngine(),
-            EqualTask(),
+            InProcessVerifier(EqualTask().score),
             [prompt(0, "1", "1")],
             encode=encode,
             decode=decode,

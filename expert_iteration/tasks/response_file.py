@@ -1,0 +1,118 @@
+"""Responses from a file, matched with a task's prompts and scored: how a reward is looked at without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from expert_iteration.errors import Problem, UserError
+from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, question_key
+from expert_iteration.tasks.qa_files import read_records
+from expert_iteration.types import Prompt, Score, Task
+
+_WAY_OUT = 'write {"row_id": 7, "response": "..."} or {"prompt": "...", "response": "..."}'
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredResponse:
+    """One response with what the task said about it."""
+
+    line: int
+    """In the file, from 1."""
+    prompt: Prompt
+    response: str
+    score: Score
+
+
+def read_responses(path: Path, task: Task) -> list[tuple[int, Prompt, str]]:
+    """Line, prompt and response of each row of a JSON Lines or Parquet file.
+
+    A row has "response" (or "rollouts" with "text", as samples.jsonl), and "row_id" or "prompt": the
+    question or the whole user message. Raises UserError that names up to 20 rows without, and for a file without rows.
+    """
+    if not path.is_file():
+        raise UserError(Problem("responses", path, "no such file", "give a JSON Lines or Parquet file"))
+    records = read_records(path)
+    if not records:
+        raise UserError(Problem(str(path), "(empty)", "has to hold at least one row", _WAY_OUT))
+    prompts = [prompt for split in SPLITS for prompt in task.prompts(split)]
+    by_id: dict[Any, Prompt] = {prompt.row_id: prompt for prompt in prompts}
+    by_text = {question_key(prompt.messages[-1]["content"]): prompt for prompt in prompts}
+    found, problems = [], []
+    for line, record in enumerate(records, 1):
+        row = record if isinstance(record, Mapping) else {}
+        responses = list(_responses(row))
+        prompt = by_id.get(row["row_id"]) if "row_id" in row else _asked(row.get("prompt"), by_text)
+        if not responses:
+            constraint = 'has to have a text "response"'
+        elif prompt is None:
+            constraint = f'has to have a "row_id" or "prompt" that is one of the {len(prompts)} of the task'
+        else:
+            found += [(line, prompt, response) for response in responses]
+            continue
+        problems.append(Problem(f"{path} row {line}", repr(record)[:100], constraint, _WAY_OUT))
+    if problems:
+        raise UserError(*problems[:MAX_REPORTED_ROWS])
+    return found
+
+
+def _asked(text: Any, by_text: Mapping[str, Prompt]) -> Prompt | None:
+    """The prompt whose last message is the text, or the only one whose last message contains it."""
+    if not isinstance(text, str) or not text.strip():
+        return None
+    key = question_key(text)
+    holding = [by_text[key]] if key in by_text else [prompt for whole, prompt in by_text.items() if key in whole]
+    return holding[0] if len(holding) == 1 else None
+
+
+def _responses(row: Mapping[str, Any]) -> Iterator[str]:
+    rollouts = row.get("rollouts")
+    for text in [rollout.get("text") for rollout in rollouts] if isinstance(rollouts, list) else [row.get("response")]:
+        if isinstance(text, str):
+            yield text
+
+
+def write_scores(scored: Sequence[ScoredResponse], path: Path) -> None:
+    """One JSON object per response."""
+    with path.open("w", encoding="utf-8") as file:
+        for entry in scored:
+            row = {
+                "line": entry.line,
+                "row_id": entry.prompt.row_id,
+                "response": entry.response,
+                "reward": entry.score.reward,
+                "details": entry.score.details,
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def score_table(scored: Sequence[ScoredResponse], *, max_rows: int) -> Table:
+    """The first responses with their rewards and details, and the means of all in the last row."""
+    names = sorted({name for entry in scored for name in entry.score.details})
+    table = Table(title=f"{len(scored)} responses", title_justify="left")
+    for heading in ("row", "response", "reward", *names):
+        table.add_column(heading, justify="left" if heading == "response" else "right", overflow="fold")
+    for entry in scored[:max_rows]:
+        values = [entry.score.details.get(name) for name in names]
+        response = Text(repr(entry.response[-60:])[1:-1])
+        table.add_row(str(entry.prompt.row_id), response, _shown(entry.score.reward), *map(_shown, values))
+    table.add_section()
+    means = [_mean([entry.score.details.get(name) for entry in scored]) for name in names]
+    table.add_row("", "mean", _shown(_mean([entry.score.reward for entry in scored])), *map(_shown, means))
+    return table
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are there."""
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
