@@ -21,7 +21,6 @@ from expert_iteration.tasks.answers import (
 )
 from expert_iteration.tasks.base import (
     SPLITS,
-    check_gold_answers,
     check_prompt_template,
     is_held_out,
     question_key,
@@ -29,7 +28,9 @@ from expert_iteration.tasks.base import (
 )
 from expert_iteration.tasks.generator_options import build_generator, check_generator, convert_options, options_error
 from expert_iteration.tasks.response_guard import may_be_scored
-from expert_iteration.types import Prompt, Score, Split
+from expert_iteration.tasks.self_check import check_answers, settle
+from expert_iteration.tasks.verifier_pool import InProcessVerifier
+from expert_iteration.types import Prompt, Score, ScoreMany, Split
 
 PROMPT_TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>."
 DEFAULT_SIZES: dict[Split, int] = {"train": 10_000, "test": 500}
@@ -75,12 +76,14 @@ class ReasoningGym:
         reward: str = "exact",
         train_size: int | None = None,
         test_size: int | None = None,
+        drop_invalid: bool = False,
         seed: int = 0,
     ) -> None:
         """Generates all rows. Raises UserError for a bad generator, option, size or prompt template."""
         self._template = prompt_template or PROMPT_TEMPLATE
         check_prompt_template(self._template)
         self._graded = reward == "graded"
+        self._drop_invalid = drop_invalid
         self._generator = check_generator(options.get("generator"))
         self._data_seed = _check_data_seed(options.get("data_seed", 0))
         own_options = {key: value for key, value in options.items() if key not in ("generator", "data_seed")}
@@ -113,13 +116,15 @@ class ReasoningGym:
         success, graded = success_and_marks
         return Score(graded if self._graded else success, {"success": success, "graded": graded})
 
-    def self_check(self) -> None:
-        """Raises UserError, naming rows, unless every gold answer scores 1 and no empty response does.
+    def self_check(self, score_many: ScoreMany | None = None) -> None:
+        """Raises UserError, or drops rows, unless every gold answer scores 1 and an empty or wrong one does not.
 
-        Five generators have no gold answer, only a scorer: of their rows the second is checked alone.
+        Five generators have no gold answer, only a scorer: their rows are tried with an empty response alone.
         """
-        for split in SPLITS:
-            check_gold_answers(self.prompts(split), self.score, lambda prompt: prompt.gold)
+        score_many = score_many or InProcessVerifier(self.score).score_many
+        prompts = [prompt for split in SPLITS for prompt in self.prompts(split)]
+        failures = check_answers(prompts, score_many, str)
+        self._prompts = settle(self._prompts, failures, drop=self._drop_invalid)
 
     def _score_number(self, entry: Mapping[str, Any], text: str) -> tuple[float, float] | None:
         """Exact and graded mark of a response to a question whose gold answer is a number."""
