@@ -96,7 +96,7 @@ class ReasoningGym:
         self._entries = draws["test"].entries + draws["train"].entries
         num_test = len(draws["test"].entries)
         prompts = [
-            Prompt(row_id, render_prompt(self._template, entry["question"]), entry["answer"])
+            Prompt(row_id, render_prompt(self._template, entry["question"]), entry["answer"], entry["question"])
             for row_id, entry in enumerate(self._entries)
         ]
         self._prompts: dict[Split, list[Prompt]] = {"train": prompts[num_test:], "test": prompts[:num_test]}
