@@ -32,6 +32,7 @@ LEVELS = {
     "engines": 2,
     "expert_data": 2,
     "reference": 2,
+    "reward_model": 2,
     "optim": 2,
     "trainer": 2,
     "weight_sync": 2,

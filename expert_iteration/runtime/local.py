@@ -29,6 +29,7 @@ from expert_iteration.model_source import check_model, check_vocabulary, load_ch
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.reward_model import check_reward_model, with_reward_model
 from expert_iteration.runtime.plan import device_plan, max_cached_tokens, max_sequences
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
@@ -46,6 +47,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
     check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    check_reward_model(config)
     task = build_task(config)
     verifier = build_verifier(config, task)
     encoder = load_chat_encoder(config.model)
@@ -56,6 +58,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     policy = load_policy(config, devices.train[0])
     check_projection(policy.model)
     engine = _build_engine(config, devices.inference[0])
+    verifier = with_reward_model(verifier, config, devices.inference[0])
     reference = _build_reference(config, policy, devices.reference[0])
     trainer = _build_trainer(config, policy)
     weight_sync = InProcessWeightSync(trainer, engine)
