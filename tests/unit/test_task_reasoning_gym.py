@@ -138,7 +138,7 @@ def test_details_tell_success_and_graded_marks_in_either_mode() -> None:
 def test_a_fraction_to_be_simplified_is_not_right_as_it_stands() -> None:
     task = small("fraction_simplification", styles=["plain"])
     prompt = task.prompts("train")[0]
-    metadata = task._entries[prompt.row_id]["metadata"]
+    metadata = task._rows[prompt.row_id].entry["metadata"]
     assert task.score(prompt, f"{metadata['numerator']}/{metadata['denominator']}").reward == 0.0
     assert task.score(prompt, f"So it is {prompt.gold}").reward == 1.0
 
@@ -205,7 +205,7 @@ def test_a_generator_without_gold_answers_is_scored_by_its_verifier() -> None:
     prompt = task.prompts("train")[0]
     assert prompt.gold is None
     task.self_check()
-    puzzle = task._entries[prompt.row_id]["metadata"]["puzzle"]
+    puzzle = task._rows[prompt.row_id].entry["metadata"]["puzzle"]
     colors: dict[int, int] = {}
     for vertex in puzzle["vertices"]:
         taken = {colors.get(a if b == vertex else b) for a, b in puzzle["edges"] if vertex in (a, b)}

@@ -92,5 +92,5 @@ def test_an_integral_is_no_answer_to_itself() -> None:
     )
     task.self_check()
     prompt = task.prompts("train")[0]
-    integrand = task._entries[prompt.row_id]["metadata"]["integrand"]
+    integrand = task._rows[prompt.row_id].entry["metadata"]["integrand"]
     assert task.score(prompt, f"Integral({integrand}, x)").reward == 0.0
