@@ -16,7 +16,7 @@ Example, one prompt of three tokens answered twice (token 2 ends a response):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
@@ -182,6 +182,10 @@ class Batch:
         return int(self.loss_mask.sum())
 
 
+ScoreMany = Callable[[Sequence[tuple[Prompt, str]]], list[Score]]
+"""Scores prompts with responses to them, in order."""
+
+
 class Task(Protocol):
     """A data set with its verifiable reward."""
 
@@ -195,8 +199,12 @@ class Task(Protocol):
         """Never raises for any text; reward None when the response could not be scored."""
         ...
 
-    def self_check(self) -> None:
-        """Raises UserError, naming the row, unless every gold answer scores the maximum."""
+    def self_check(self, score_many: ScoreMany | None = None) -> None:
+        """Raises UserError, naming rows, unless every gold answer scores the maximum, and neither an empty response nor
+        another row's answer does; with env.invalid_rows=drop such rows are dropped.
+
+        `score_many` scores, so that a verifier with a time limit can do it; blank scores in place.
+        """
         ...
 
 

@@ -54,3 +54,10 @@ class Unloadable:
 
 def _refuse() -> None:
     raise ImportError("no such verifier")
+
+
+def hangs_when_asked(response: str, row: dict[str, Any]) -> float:
+    """1 for any text; waits for ever for `hang`."""
+    if response == "hang":
+        time.sleep(60)
+    return float(response in ("x", "hang"))

@@ -77,6 +77,8 @@ def main_of_script() -> Callable[..., int]:
 
 COMMANDS = [
     "mode=sync train_model.num_devices=2 ref_model.num_devices=2 inference_model.num_devices=2",
+    "mode=sync --config-name ei_ifeval",
+    "mode=sync env.dataset=ifeval",
     "mode=sync env.repeats=64 train.topk_size=8",
     "mode=sync train.kl_to_ref_coeff=0.5",
     "mode=sync model.name=meta-llama/Llama-2-7b-hf",

@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from expert_iteration.config import derived
 from expert_iteration.config.leaves import Leaf, leaves, value_of
 from expert_iteration.config.schema import RunConfig
+from expert_iteration.config.task_defaults import REWARD_WEIGHTS, TASK_OPTIONS
 from expert_iteration.errors import Problem
 
 GENERATED = ("reasoning_gym", "countdown")
@@ -314,20 +315,37 @@ def _task_options(config: RunConfig) -> Iterator[Problem]:
                     "env.dataset=countdown is one generator, and its options stand in env.options",
                     f"remove it, or write env.dataset=reasoning_gym and env.options.{name}",
                 )
-    elif dataset == "custom":
-        if not options.get("reward"):
-            yield Problem(
-                "env.options.reward",
-                options.get("reward"),
-                "env.dataset=custom needs the name of a reward function",
-                "write env.options.reward=package.module:function",
-            )
-    elif options and dataset != "ifeval":
+    elif dataset == "custom" and not options.get("reward"):
         yield Problem(
-            "env.options",
-            ", ".join(map(str, options)),
-            f"env.dataset={dataset} has no options",
-            "write env.options={}, or another env.dataset",
+            "env.options.reward",
+            options.get("reward"),
+            "env.dataset=custom needs the name of a reward function",
+            "write env.options.reward=package.module:function",
+        )
+    known = TASK_OPTIONS.get(dataset)
+    for name in options if known is not None else ():
+        if name not in known:
+            yield Problem(
+                f"env.options.{name}",
+                options[name],
+                f"is no option of env.dataset={dataset}",
+                f"choose among {', '.join(known)}, or write env.options={{}}",
+            )
+
+
+def _reward_weights(config: RunConfig) -> Iterator[Problem]:
+    given, components = config.env.reward_weights, REWARD_WEIGHTS.get(config.env.dataset, {})
+    for name in given:
+        if name not in components:
+            way_out = f"choose among {', '.join(components)}" if components else "write env.reward_weights={}"
+            constraint = f"the reward of env.dataset={config.env.dataset} has no such component"
+            yield Problem(f"env.reward_weights.{name}", given[name], constraint, way_out)
+    if given and config.env.reward == "exact":
+        yield Problem(
+            "env.reward_weights",
+            given,
+            "env.reward=exact is 1 or 0, without components",
+            "write env.reward=graded, or env.reward_weights={}",
         )
 
 
@@ -358,6 +376,7 @@ CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _warmup,
     _prompt_template,
     _task_options,
+    _reward_weights,
     _held_out_rows,
 )
 

@@ -50,7 +50,7 @@ from expert_iteration.errors import (
 
 Main = Callable[[RunConfig, Path], int]
 HYDRA_VERSION_BASE = "1.3"
-FREE_FORM = "env.options"
+FREE_FORM = ("env.options", "env.reward_weights")
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -195,7 +195,7 @@ def _form_problem(override: Override, sweep: bool) -> Problem | None:
         return Problem(key, value, "has several values", way_out)
     if override.is_sweep_override() and not override.is_discrete_sweep():
         return Problem(key, value, "no sweep over an interval", "list the values, as in key=1,2,3")
-    if override.type is OverrideType.DEL and not (key.startswith(FREE_FORM + ".") or _is_hydras(override)):
+    if override.type is OverrideType.DEL and not (_is_free_form(key) or _is_hydras(override)):
         return Problem(f"~{key}", value, "a key cannot be removed", f"write {key}=null where it may stay blank")
     return None
 
@@ -211,14 +211,19 @@ def _is_hydras(override: Override) -> bool:
     return key.startswith(("hydra.", "hydra/")) or key == "mode" or "/" in key or override.package is not None
 
 
+def _is_free_form(key: str) -> bool:
+    """Whether it lies below a key that takes any keys."""
+    return key.startswith(tuple(f"{parent}." for parent in FREE_FORM))
+
+
 def _passed_on(override: Override) -> list[str]:
     """Free-form options need no + to be added, and a whole mapping replaces the one that stands in the file."""
     key, value = override.key_or_group, _value_text(override)
     if _is_hydras(override) or override.type is OverrideType.DEL:
         return [str(override.input_line)]
-    elif key == FREE_FORM:
+    elif key in FREE_FORM:
         return [f"~{key}", f"++{key}={value}"]
-    elif key.startswith(FREE_FORM + "."):
+    elif _is_free_form(key):
         return [f"++{key}={value}"]
     else:
         return [f"{key}={value}"]

@@ -32,7 +32,7 @@ class EnvConfig:
     options: dict[str, Any] = key(
         "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options, or `generators`, "
         "a list of such entries, each with a `weight`. countdown: the options of the generator of that name. "
-        "ifeval: `semantics`, repaired (default) or reference. "
+        "gsm8k, math: `length_limit`, in characters. ifeval: `semantics`, repaired (default) or reference. "
         "custom: `reward` (package.module:function) and those that the task's page lists."
     )
     prompt_template: str | None = key(
@@ -41,6 +41,16 @@ class EnvConfig:
     reward: str = key(
         "exact: 1 or 0. graded: part marks for near misses as well (the task's page says how).",
         choices=("exact", "graded"),
+    )
+    reward_weights: dict[str, Any] = key(
+        "Weights of the graded reward's components, such as {length: 0.2}; what is left out keeps its own. gsm8k and "
+        "math: correct, format, closeness, length. ifeval: prompt_strict, prompt_loose, instruction_strict, "
+        "instruction_loose."
+    )
+    invalid_rows: str = key(
+        "error: a row that cannot be used, or whose gold answer does not score the maximum, stops the run. "
+        "drop: it is left out, counted and named in the log.",
+        choices=("error", "drop"),
     )
     train_size: int | None = key("Training rows; blank is all rows, and 10000 where rows are generated.", ge=1)
     test_size: int | None = key("Held-out rows; blank is all rows, and 500 where rows are generated.", ge=1)

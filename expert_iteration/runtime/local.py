@@ -33,7 +33,7 @@ from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
 from expert_iteration.tasks import make_verifier, task_of
 from expert_iteration.trainer import Trainer
-from expert_iteration.types import SamplingParams, Task
+from expert_iteration.types import SamplingParams, Task, Verifier
 from expert_iteration.weight_sync import InProcessWeightSync
 
 
@@ -46,6 +46,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     task = build_task(config)
+    verifier = build_verifier(config, task)
     encoder = load_chat_encoder(config.model)
     check_vocabulary(config.model, encoder.tokenizer)
 
@@ -58,9 +59,6 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     weight_sync = InProcessWeightSync(trainer, engine)
     logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
-    verifier = make_verifier(
-        task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
-    )
     collector = Collector(
         verifier=verifier,
         stream=PromptStream(
@@ -129,9 +127,8 @@ def check_checkpoint_dir(directory: Path) -> None:
 
 
 def build_task(config: RunConfig) -> Task:
-    """The task with its data, after its self-check."""
+    """The task with its data."""
     task = task_of(config)
-    task.self_check()
     wanted, there = config.eval.num_prompts, len(task.prompts("test"))
     if wanted is not None and wanted > there and (config.eval.at_start or config.eval.at_end):
         raise UserError(
@@ -140,6 +137,19 @@ def build_task(config: RunConfig) -> Task:
             )
         )
     return task
+
+
+def build_verifier(config: RunConfig, task: Task) -> Verifier:
+    """What scores the task, after the task's self-check with it."""
+    verifier = make_verifier(
+        task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
+    )
+    try:
+        task.self_check(verifier.score_many)
+    except BaseException:
+        verifier.close()
+        raise
+    return verifier
 
 
 def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from expert_iteration.config.schema import RunConfig
+from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.custom import Custom
 from expert_iteration.tasks.verifier_pool import InProcessVerifier, VerifierPool
@@ -33,8 +34,10 @@ def make_task(
     options: Mapping[str, Any] | None = None,
     prompt_template: str | None = None,
     reward: str = "exact",
+    reward_weights: Mapping[str, Any] | None = None,
     train_size: int | None = None,
     test_size: int | None = None,
+    invalid_rows: str = "error",
     seed: int = 0,
 ) -> Task:
     """Builds the task that `env` describes; the arguments are its keys, and `seed` is the run's.
@@ -49,11 +52,18 @@ def make_task(
         raise UserError(Problem("env.reward", reward, f"has to be one of {', '.join(REWARDS)}", "choose one of these"))
     _check_installed(name)
     common: dict[str, Any] = {
+        "options": options or {},
         "prompt_template": prompt_template,
         "reward": reward,
         "train_size": train_size,
         "test_size": test_size,
+        "drop_invalid": invalid_rows == "drop",
     }
+    if name in REWARD_WEIGHTS:
+        common["reward_weights"] = reward_weights
+    elif reward_weights:
+        constraint = f"the graded reward of {name} has no components"
+        raise UserError(Problem("env.reward_weights", dict(reward_weights), constraint, "remove them"))
     if name in ("reasoning_gym", "countdown"):
         from expert_iteration.tasks.reasoning_gym import ReasoningGym
 
@@ -62,18 +72,14 @@ def make_task(
                 Problem("env.data_path", data_path, f"{name} generates its rows", "leave env.data_path blank")
             )
         if name == "countdown":
-            options = {**_without_generators(options or {}), "generator": "countdown"}
-        return ReasoningGym(options=options or {}, seed=seed, **common)
+            common["options"] = {**_without_generators(common["options"]), "generator": "countdown"}
+        return ReasoningGym(seed=seed, **common)
     elif name == "custom":
-        return Custom(options=options or {}, data_path=data_path, **common)
+        return Custom(data_path=data_path, **common)
     elif name == "ifeval":
         from expert_iteration.tasks.ifeval import IFEval
 
-        return IFEval(data_path=data_path, options=options, **common)
-    elif options:
-        raise UserError(
-            *(Problem(f"env.options.{key}", options[key], f"{name} has no options", "remove it") for key in options)
-        )
+        return IFEval(data_path=data_path, **common)
     elif name == "math":
         from expert_iteration.tasks.math import Math
 
@@ -110,8 +116,10 @@ def task_of(config: RunConfig) -> Task:
         options=env.options,
         prompt_template=env.prompt_template,
         reward=env.reward,
+        reward_weights=env.reward_weights,
         train_size=env.train_size,
         test_size=env.test_size,
+        invalid_rows=env.invalid_rows,
         seed=config.seed,
     )
 

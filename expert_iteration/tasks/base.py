@@ -1,13 +1,14 @@
-"""What every task needs: the prompt, the split by question text, and the check of the gold answers."""
+"""What every task needs: the prompt, the split by question text, sizes and options."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from expert_iteration.config.task_defaults import TASK_OPTIONS
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.types import Prompt, Score, Split
+from expert_iteration.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 HELD_OUT_SHARE = 0.2
@@ -66,32 +67,23 @@ def check_sizes(sizes: Mapping[Split, int | None], num_rows: Mapping[Split, int]
         raise UserError(*problems)
 
 
-def check_gold_answers(
-    prompts: Iterable[Prompt], score: Callable[[Prompt, str], Score], gold_response: Callable[[Prompt], str | None]
-) -> None:
-    """Raises UserError that names up to 20 rows whose gold answer does not score the maximum of 1, or whose empty
-    response does.
-
-    `gold_response` gives the response that states a row's gold answer, None where a row has no gold answer.
-    """
-    problems: list[Problem] = []
-    for prompt in prompts:
-        response = gold_response(prompt)
-        if response is not None and score(prompt, response).reward != 1.0:
-            problems.append(_gold_problem(prompt, response, "its gold answer has to score the maximum of 1"))
-        if score(prompt, "").reward == 1.0:
-            problems.append(_gold_problem(prompt, "", "an empty response must not score the maximum of 1"))
-        if len(problems) >= MAX_REPORTED_ROWS:
-            break
-    if problems:
-        raise UserError(*problems)
+def with_default_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a task. Raises UserError that names those that it does not have."""
+    defaults = TASK_OPTIONS[task]
+    way_out = f"choose among {', '.join(defaults)}, or leave it out"
+    unknown = [
+        Problem(f"env.options.{name}", value, f"is no option of {task}", way_out)
+        for name, value in given.items()
+        if name not in defaults
+    ]
+    if unknown:
+        raise UserError(*unknown)
+    return {**defaults, **given}
 
 
-def _gold_problem(prompt: Prompt, response: Any, constraint: str) -> Problem:
-    question = prompt.messages[-1]["content"]
-    return Problem(
-        f"row {prompt.row_id}",
-        repr(response),
-        f"{constraint} (question: {question[:200]!r})",
-        "repair or remove the row, or choose another data set or generator",
-    )
+def check_length_limit(limit: Any) -> int:
+    """Raises UserError unless it is a number of characters."""
+    if type(limit) is not int or limit < 1:
+        constraint = "has to be a whole number of at least 1, in characters"
+        raise UserError(Problem("env.options.length_limit", limit, constraint, "give such a number or leave it out"))
+    return limit

@@ -6,34 +6,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.answers import strip_reasoning
-from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, check_prompt_template, render_prompt
+from expert_iteration.tasks.base import SPLITS, check_prompt_template, render_prompt, with_default_options
 from expert_iteration.tasks.reward_function import KEY, RewardFunction, Verdict, load_function
-from expert_iteration.tasks.row_files import ParsedRow, RowError, load_prompts
-from expert_iteration.types import Prompt, Score, Split
+from expert_iteration.tasks.row_files import DataSource, ParsedRow, RowError, load_rows
+from expert_iteration.tasks.row_task import RowTask
+from expert_iteration.tasks.self_check import Failure, check_answers
+from expert_iteration.tasks.verifier_pool import InProcessVerifier
+from expert_iteration.types import Prompt, Score, ScoreMany, Split
 
-OPTIONS: dict[str, Any] = {
-    "reward": None,
-    "dataset": None,
-    "dataset_config": None,
-    "prompt": "prompt",
-    "gold": None,
-    "success_at": 1.0,
-    "strip_reasoning": True,
-    "concurrency": 16,
-    "attempts": 3,
-}
-"""Keys under env.options and their values where they are left out."""
 ROLES = ("system", "user", "assistant")
 CHECKED_ROWS = 20
+"""Rows that the self-check tries with responses that must be no success: so many for each of the two splits."""
+_WAY_OUT = "repair or remove the row"
+_CHECK_WAY_OUT = (
+    "repair the row or the function, set env.options.success_at to the reward that a success has, or write "
+    "env.invalid_rows=drop"
+)
 
 
-class Custom:
+class Custom(RowTask):
     """Rows from files or the hub, scored by the functions that env.options.reward names."""
 
     name = "custom"
@@ -47,28 +45,23 @@ class Custom:
         reward: str = "graded",
         train_size: int | None = None,
         test_size: int | None = None,
+        drop_invalid: bool = False,
     ) -> None:
         """Imports the functions and reads all rows. Raises UserError for whatever the user has to change."""
-        unknown = [key for key in options if key not in OPTIONS]
-        if unknown:
-            way_out = f"choose among {', '.join(OPTIONS)}"
-            raise UserError(
-                *(Problem(f"env.options.{k}", options[k], "is no option of custom", way_out) for k in unknown)
-            )
-        self._options = OPTIONS | dict(options)
+        self._options = with_default_options(self.name, options)
         _check_options(self._options, data_path)
         self._functions = _functions(self._options)
         self._graded = reward == "graded"
         self._template = prompt_template
         if prompt_template is not None:
             check_prompt_template(prompt_template)
+        path = None if data_path is None else Path(data_path)
         hub = (self._options["dataset"], self._options["dataset_config"])
-        source = hub if data_path is None else Path(data_path)
-        self._prompts = load_prompts(source, self._parse_row, {"train": train_size, "test": test_size})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the rows: a worker that scores gets each prompt with its response."""
-        return self.__dict__ | {"_prompts": {split: [] for split in SPLITS}}
+        source = DataSource(path, *hub, "env.options.dataset", _WAY_OUT)
+        sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
+        super().__init__(
+            load_rows(source, self._parse_row, sizes, drop_invalid=drop_invalid), drop_invalid=drop_invalid
+        )
 
     @property
     def is_async(self) -> bool:
@@ -79,10 +72,6 @@ class Custom:
     def concurrency(self) -> int:
         """Responses that async functions may work on at a time."""
         return int(self._options["concurrency"])
-
-    def prompts(self, split: Split) -> Sequence[Prompt]:
-        """Rows of a split, in the order of the data; no prompt stands in both splits. `gold` is the whole row."""
-        return self._prompts[split]
 
     def score(self, prompt: Prompt, response_text: str) -> Score:
         """The weighted sum of the functions' rewards (graded), or 1 where the response is a success and 0 (exact).
@@ -97,48 +86,36 @@ class Custom:
         text = self._scored_text(response_text)
         return self._combined(await asyncio.gather(*(f.call_async(text, prompt.gold) for f in self._functions)))
 
-    def self_check(self) -> None:
-        """Calls the functions for the first rows, with an empty response and, where env.options.gold names a column,
-        with the gold response of every row.
+    def self_check(self, score_many: ScoreMany | None = None) -> None:
+        """Calls the functions for the first rows of each split with an empty response and, where env.options.gold names
+        a column, with wrong ones; and then with the gold response of every row.
 
-        Raises UserError where a function raises or returns what is no reward, where a gold response is no success, or
-        where an empty response is one.
+        Raises UserError, or drops rows, where a function raises or returns what is no reward, where a gold response is
+        no success, or where an empty one or several wrong ones are.
         """
-        problems: list[Problem] = []
-        for split in SPLITS:
-            for position, prompt in enumerate(self.prompts(split)):
-                gold = None if self._options["gold"] is None else prompt.gold[self._options["gold"]]
-                if position < CHECKED_ROWS:
-                    problems += self._probe(prompt, "", wanted_success=False)
-                if gold is not None:
-                    problems += self._probe(prompt, str(gold), wanted_success=True)
-                elif position >= CHECKED_ROWS:
-                    break
-                if len(problems) >= MAX_REPORTED_ROWS:
-                    raise UserError(*problems[:MAX_REPORTED_ROWS])
-        if problems:
-            raise UserError(*problems)
+        column = self._options["gold"]
+        score = score_many or InProcessVerifier(self.score).score_many
+        broken: dict[int, Failure] = {}
 
-    def _probe(self, prompt: Prompt, response: str, *, wanted_success: bool) -> list[Problem]:
-        key = f"row {prompt.row_id}"
-        score = self.score(prompt, response)
-        failed = [name for name in score.details if name.endswith((".raised", ".invalid"))]
-        if failed:
-            way_out = (
-                'return a float, a dict with a float "reward", or None; write float(...) around a bool or a tensor'
-            )
-            return [
-                Problem(KEY, name, f"did so for {key} and the response {response[:80]!r}", way_out) for name in failed
-            ]
-        if score.reward is None and not wanted_success:
-            return []
-        if bool(score.details["success"]) == wanted_success:
-            return []
-        constraint = (
-            "its gold response has to be a success" if wanted_success else "an empty response must be no success"
+        def scored(items: Sequence[tuple[Prompt, str]]) -> list[Score]:
+            scores = score(items)
+            for (prompt, response), given in zip(items, scores, strict=True):
+                for name in given.details:
+                    if name.endswith((".raised", ".invalid")):
+                        broken.setdefault(prompt.row_id, _broken(name, prompt, response))
+            return scores
+
+        tried = [prompt for split in SPLITS for prompt in self.prompts(split)[: None if column else CHECKED_ROWS]]
+        failures = check_answers(
+            tried,
+            scored,
+            str,
+            gold_of=lambda prompt: None if column is None else str(prompt.gold[column]),
+            by_success=True,
+            max_negatives=2 * CHECKED_ROWS,
+            way_out=_CHECK_WAY_OUT,
         )
-        way_out = "repair the row or the function, or set env.options.success_at to the reward that a success has"
-        return [Problem(key, repr(response[:80]), f"{constraint} (it gets {score.reward})", way_out)]
+        self._settle([*broken.values(), *(failure for failure in failures if failure.row_id not in broken)])
 
     def _scored_text(self, response_text: str) -> str:
         return strip_reasoning(response_text) if self._options["strip_reasoning"] else response_text
@@ -161,18 +138,31 @@ class Custom:
         column = self._options["prompt"]
         prompt = record.get(column)
         if self._options["gold"] is not None and self._options["gold"] not in record:
-            raise RowError(f'has to have a column "{self._options["gold"]}", which env.options.gold names')
+            gold = self._options["gold"]
+            raise RowError((record, f'has to have a column "{gold}", which env.options.gold names'))
         if isinstance(prompt, str) and prompt.strip():
-            messages = tuple(dict(message) for message in render_prompt(self._template or "{question}", prompt))
-            return ParsedRow(prompt, messages, record)
+            messages = render_prompt(self._template or "{question}", prompt)
+            return ParsedRow(prompt, messages, record, identity=_identity(record))
         if not _is_chat(prompt):
-            raise RowError(
-                f'has to have a "{column}": a text, or chat messages with "role" and "content", a user\'s last'
-            )
+            constraint = f'has to have a "{column}": a text, or chat messages with "role" and "content", a user\'s last'
+            raise RowError((record, constraint))
         if self._template is not None:
-            raise RowError("is a chat, which env.prompt_template cannot fill in; leave that key blank")
+            raise RowError((record, "is a chat, which env.prompt_template cannot fill in; leave that key blank"))
         messages = tuple({"role": message["role"], "content": message["content"]} for message in prompt)
-        return ParsedRow("\n".join(message["content"] for message in messages), messages, record)
+        text = "\n".join(message["content"] for message in messages)
+        return ParsedRow(text, messages, record, identity=_identity(record))
+
+
+def _identity(record: Mapping[str, Any]) -> str:
+    """The same for rows that are equal in every column."""
+    return json.dumps(record, sort_keys=True, default=str)
+
+
+def _broken(name: str, prompt: Prompt, response: str) -> Failure:
+    """A row for which a function raised or returned what is no reward."""
+    constraint = f"did so for row {prompt.row_id} and the response {response[:80]!r}"
+    way_out = 'return a float, a dict with a float "reward", or None; write float(...) around a bool or a tensor'
+    return Failure(prompt.row_id, Problem(KEY, name, constraint, way_out))
 
 
 def _is_chat(prompt: Any) -> TypeGuard[list[dict[str, str]]]:

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from math_verify import parse, verify
 
+from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.tasks.answers import closeness, last_boxed_answer, last_marked_answer, strip_reasoning
-from expert_iteration.tasks.base import SPLITS, check_gold_answers, check_prompt_template, render_prompt
-from expert_iteration.tasks.row_files import ParsedRow, RowError, load_prompts
-from expert_iteration.types import Prompt, Score, Split
+from expert_iteration.tasks.base import (
+    check_length_limit,
+    check_prompt_template,
+    render_prompt,
+    with_default_options,
+)
+from expert_iteration.tasks.reward_mix import RewardMix
+from expert_iteration.tasks.row_files import DataSource, ParsedRow, RowError, load_rows
+from expert_iteration.tasks.row_task import RowTask
+from expert_iteration.types import Prompt, Score, ScoreMany, Split
 
 HUB_NAME = "DigitalLearningGmbH/MATH-lighteval"
 PROMPT_TEMPLATE = "{question}\n\nThink step by step. Then write the final answer as \\boxed{{answer}}."
-# In tenths, because 0.8 + 0.1 + 0.1 is not 1 in floating point.
-CORRECT_TENTHS = 8
-FORMAT_TENTHS = 1
-CLOSENESS_TENTHS = 1
 MAX_CHARS = 2000
 """Without a marked answer it is looked for in so many characters at the end; a longer marked answer is wrong."""
+
+CHECKED_ROWS = 200
+"""Rows that the self-check tries with wrong answers: comparing formulas takes milliseconds each."""
 
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 _TOWER = re.compile(r"\^\s*(?:[0-9]+|\w|\{[^{}]*)\s*\^|\*\*\s*\w+\s*\*\*")
 _HUGE = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*[-+]?[0-9]{5}|[0-9]{4}\s*!|!\s*[)\]}]*\s*!|[0-9]\s*!\s*\^")
+_WAY_OUT = 'write rows as {"problem": "...", "answer": "..."} and repair or remove these'
 
 # Its warning that no time limit is set: the verifier pool has it, since math-verify's own works in no thread.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-class Math:
+class Math(RowTask):
     """The data set with its reward; docs/rewards.md states both."""
 
     name = "math"
@@ -41,53 +49,53 @@ class Math:
         self,
         *,
         data_path: str | None = None,
+        options: Mapping[str, Any] | None = None,
         prompt_template: str | None = None,
         reward: str = "exact",
+        reward_weights: Mapping[str, Any] | None = None,
         train_size: int | None = None,
         test_size: int | None = None,
+        drop_invalid: bool = False,
     ) -> None:
-        """Reads and checks all rows. Raises UserError for unusable files, rows, sizes or a bad prompt template."""
+        """Reads and checks all rows. Raises UserError for unusable files, rows, options, sizes or prompt template."""
         self._template = prompt_template or PROMPT_TEMPLATE
         check_prompt_template(self._template)
+        self._length_limit = check_length_limit(with_default_options(self.name, options or {})["length_limit"])
+        self._mix = RewardMix(REWARD_WEIGHTS[self.name], reward_weights or {})
         self._graded = reward == "graded"
-        source = (HUB_NAME, None) if data_path is None else Path(data_path)
-        self._prompts = load_prompts(source, self._parse_row, {"train": train_size, "test": test_size})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the rows: a worker that scores gets each prompt with its response."""
-        return self.__dict__ | {"_prompts": {split: [] for split in SPLITS}}
-
-    def prompts(self, split: Split) -> Sequence[Prompt]:
-        """Rows of a split, in the order of the data. No question stands in both splits."""
-        return self._prompts[split]
+        source = DataSource(Path(data_path) if data_path else None, HUB_NAME, None, "env.data_path", _WAY_OUT)
+        sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
+        rows = load_rows(source, self._parse_row, sizes, drop_invalid=drop_invalid)
+        super().__init__(rows, drop_invalid=drop_invalid)
 
     def score(self, prompt: Prompt, response_text: str) -> Score:
-        """Reward in [0, 1]: 1 or 0 (exact), or the weighted sum of correct, format and closeness (graded)."""
+        """Reward in [0, 1]: 1 or 0 (exact), or the weighted mean of correct, format, closeness and length (graded)."""
         text = strip_reasoning(response_text)
         marked = last_marked_answer(text)
         answer = last_marked_answer(marked or "") or marked
         success = float(is_right(answer, text, prompt.gold))
-        in_format = float(answer is not None and answer == last_boxed_answer(text))
-        near = 1.0 if success else closeness(answer, prompt.gold)
-        graded = (CORRECT_TENTHS * success + FORMAT_TENTHS * in_format + CLOSENESS_TENTHS * near) / 10
-        return Score(graded if self._graded else success, {"success": success, "format": in_format, "closeness": near})
+        has_answer = answer is not None or success == 1.0
+        details = {
+            "success": success,
+            "format": float(answer is not None and answer == last_boxed_answer(text)),
+            "closeness": 1.0 if success else closeness(answer, prompt.gold),
+            "length": float(has_answer and len(response_text) <= self._length_limit),
+        }
+        return Score(self._mix({"correct": success, **details}) if self._graded else success, details)
 
-    def self_check(self) -> None:
-        """Raises UserError, naming rows, unless every gold answer scores 1 and no empty response does."""
-        for split in SPLITS:
-            check_gold_answers(self.prompts(split), self.score, lambda prompt: f"\\boxed{{{prompt.gold}}}")
+    def self_check(self, score_many: ScoreMany | None = None) -> None:
+        """Raises UserError, or drops rows, unless every gold answer scores 1 and an empty or wrong one does not."""
+        self._check_answers(score_many, lambda answer: f"\\boxed{{{answer}}}", max_negatives=CHECKED_ROWS)
 
     def _parse_row(self, record: dict[str, Any]) -> ParsedRow:
         problem, solution, answer = (record.get(name) for name in ("problem", "solution", "answer"))
         if not isinstance(problem, str) or not problem.strip():
-            raise RowError('has to have a text "problem"')
+            raise RowError((problem, 'has to have a text "problem"'))
         if answer is None and isinstance(solution, str):
             answer = last_boxed_answer(solution)
         if not isinstance(answer, str) or not answer.strip():
-            raise RowError('has to have a text "answer", or a "solution" with \\boxed{...}')
-        return ParsedRow(
-            problem, tuple(dict(message) for message in render_prompt(self._template, problem)), answer.strip()
-        )
+            raise RowError((record, 'has to have a text "answer", or a "solution" with \\boxed{...}'))
+        return ParsedRow(problem, render_prompt(self._template, problem), answer.strip(), identity=answer.strip())
 
 
 def is_right(answer: str | None, text: str, gold: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 
+from expert_iteration.config.derived import SLOW_SCORERS
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.answers import (
     answers_match,
@@ -25,7 +26,6 @@ from expert_iteration.tasks.answers import (
 )
 from expert_iteration.tasks.base import (
     SPLITS,
-    check_gold_answers,
     check_prompt_template,
     is_held_out,
     question_key,
@@ -34,7 +34,9 @@ from expert_iteration.tasks.base import (
 from expert_iteration.tasks.generator_mix import Source, read_sources, shares
 from expert_iteration.tasks.generator_options import build_generator, options_error
 from expert_iteration.tasks.response_guard import may_be_scored
-from expert_iteration.types import Prompt, Score, Split
+from expert_iteration.tasks.self_check import Failure, check_answers, settle
+from expert_iteration.tasks.verifier_pool import InProcessVerifier
+from expert_iteration.types import Prompt, Score, ScoreMany, Split
 
 PROMPT_TEMPLATE = "{question}\nGive the final answer between <answer> and </answer>."
 DEFAULT_SIZES: dict[Split, int] = {"train": 10_000, "test": 500}
@@ -43,6 +45,8 @@ CHUNK_SIZE = 1000
 prepare all their items at once, so a chunk must not be large."""
 PATIENCE = 1000
 """Draws without a new question, at least, before a generator counts as exhausted."""
+MAX_SLOW_NEGATIVES = 200
+"""Rows that the self-check tries with wrong answers where a score takes seconds."""
 NEAR_MISS_MARKS = 0.5
 MAX_RELATIVE_ERROR = Fraction(1, 100)
 """Of a number that a scorer takes for right: some tolerate an absolute error that is larger than the gold itself."""
@@ -103,12 +107,14 @@ class ReasoningGym:
         reward: str = "exact",
         train_size: int | None = None,
         test_size: int | None = None,
+        drop_invalid: bool = False,
         seed: int = 0,
     ) -> None:
         """Generates all rows. Raises UserError for a bad generator, option, size or prompt template."""
         self._template = prompt_template or PROMPT_TEMPLATE
         check_prompt_template(self._template)
         self._graded = reward == "graded"
+        self._drop_invalid = drop_invalid
         self._data_seed = _check_data_seed(options.get("data_seed", 0))
         self._sources = read_sources({key: value for key, value in options.items() if key != "data_seed"})
         self._scorers = _build_scorers(self._sources)
@@ -152,13 +158,19 @@ class ReasoningGym:
             return Score(None, details)
         return Score(graded if self._graded else success, details | {"graded": graded})
 
-    def self_check(self) -> None:
-        """Raises UserError, naming rows, unless every gold answer scores 1 and no empty response does.
+    def self_check(self, score_many: ScoreMany | None = None) -> None:
+        """Raises UserError, or drops rows, unless every gold answer scores 1 and an empty or wrong one does not.
 
-        Five generators have no gold answer, only a scorer: of their rows the second is checked alone.
+        Five generators have no gold answer, only a scorer: their rows are tried with an empty response alone.
         """
-        for split in SPLITS:
-            check_gold_answers(self.prompts(split), self.score, lambda prompt: prompt.gold)
+        score_many = score_many or InProcessVerifier(self.score).score_many
+        prompts = [prompt for split in SPLITS for prompt in self.prompts(split)]
+        failures: list[Failure] = []
+        for index, source in enumerate(self._sources):
+            own = [prompt for prompt in prompts if self._rows[prompt.row_id].source == index]
+            max_negatives = MAX_SLOW_NEGATIVES if source.generator in SLOW_SCORERS else None
+            failures += check_answers(own, score_many, str, max_negatives=max_negatives)
+        self._prompts = settle(self._prompts, failures, drop=self._drop_invalid)
 
     def _score_number(self, row: Row, text: str) -> tuple[float, float] | None:
         """Exact and graded mark of a response to a question whose gold answer is a number."""

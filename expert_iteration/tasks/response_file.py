@@ -13,7 +13,7 @@ from rich.text import Text
 
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, question_key
-from expert_iteration.tasks.qa_files import read_records
+from expert_iteration.tasks.row_files import read_records
 from expert_iteration.types import Prompt, Score, Task
 
 _WAY_OUT = 'write {"row_id": 7, "response": "..."} or {"prompt": "...", "response": "..."}'

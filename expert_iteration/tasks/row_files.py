@@ -1,17 +1,35 @@
-"""Prompts from rows of any columns: JSON Lines and Parquet files, or a data set of the hub."""
+"""Prompts from rows of any columns: JSON Lines and Parquet files, or a data set of the hub.
+
+files or hub -> records with their places -> parse -> duplicates taken once -> split by text -> prompts
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, is_held_out, question_key
-from expert_iteration.tasks.qa_files import Unreadable, read_records, split_files
+from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, check_sizes, is_held_out, question_key
 from expert_iteration.types import Prompt, Split
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Where rows come from, and what a user can do about rows that cannot be used."""
+
+    path: Path | None
+    hub_name: str | None
+    """Data set of the hub, where there is no path."""
+    hub_config: str | None
+    key: str
+    """The config key that chooses the data set of the hub."""
+    way_out: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,117 +38,248 @@ class ParsedRow:
 
     question: str
     """The text that tells questions apart, and that decides on the split where the data has none."""
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Mapping[str, str], ...]
     gold: Any
+    identity: Any = None
+    """Rows whose question and identity are equal are taken once."""
+    key: int | str | None = None
+    """The row's own id, which has to be unique and then decides on the split."""
 
 
 class RowError(ValueError):
-    """Says what a row has to be, as a sentence without a full stop."""
+    """What is wrong with a row: each value that cannot be, and what it has to be, without a full stop."""
+
+    def __init__(self, *breaches: tuple[Any, str]) -> None:
+        super().__init__(*breaches)
+        self.breaches = breaches
 
 
-def load_prompts(
-    source: Path | tuple[str, str | None],
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The prompts of both splits, and how many rows were left out."""
+
+    prompts: dict[Split, list[Prompt]]
+    num_duplicates: int
+    """The same question with the same answer stood before."""
+    num_held_out: int
+    """Training rows whose question is held out."""
+    num_invalid: int
+    """Unusable rows that were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A line that is no JSON."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A row as it was read."""
+
+    place: str
+    """File and row, from 1."""
+    is_test: bool
+    """Whether it stands in a test split."""
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """A usable row with its position in the data."""
+
+    index: int
+    is_test: bool
+    row: ParsedRow
+
+
+def load_rows(
+    source: DataSource,
     parse: Callable[[dict[str, Any]], ParsedRow],
-    sizes: dict[Split, int | None],
-) -> dict[Split, list[Prompt]]:
-    """The prompts of both splits; row ids are positions in the data, training rows first.
+    sizes: Mapping[Split, int | None],
+    *,
+    drop_invalid: bool = False,
+) -> Rows:
+    """Reads, checks and splits all rows; row ids are positions in the data, training rows first.
 
-    A folder or a data set of the hub (name, configuration) with a test split keeps its splits; of anything else a fifth
-    of the questions is held out by a hash of their text. Rows that say the same are taken once, and a training row
-    whose question is held out is dropped. UserError names up to 20 rows that `parse` refuses with RowError.
+    Data with a test split keeps its splits; of anything else a fifth is held out by a hash of the question, or of the
+    row's own key. Rows that say the same are taken once, and a training row whose question is held out is dropped.
+
+    UserError names up to 20 rows that `parse` refuses with RowError or whose key stood before; with `drop_invalid`
+    these are left out, counted and named in the log.
     """
-    train, test = _read_path(source) if isinstance(source, Path) else _read_hub(*source)
-    rows = _parse(train + test, parse)
-    questions = [question_key(row.question) for row in rows]
-    if test:
-        held_out = set(questions[len(train) :])
-    else:
-        held_out = {key for key, row in zip(questions, rows, strict=True) if is_held_out(row.question, 0)}
-    prompts: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
-    seen = set()
-    for index, (key, row) in enumerate(zip(questions, rows, strict=True)):
-        is_test = index >= len(train) if test else key in held_out
-        identity = (is_test, key, json.dumps(row.gold, sort_keys=True, default=str))
-        if identity in seen or (not is_test and key in held_out):
-            continue
-        seen.add(identity)
-        prompts["test" if is_test else "train"].append(Prompt(index, row.messages, row.gold))
-    _check_sizes(prompts, sizes)
-    return {split: prompts[split][: sizes[split]] for split in SPLITS}
-
-
-def _parse(records: Sequence[tuple[str, Any]], parse: Callable[[dict[str, Any]], ParsedRow]) -> list[ParsedRow]:
-    rows, problems = [], []
-    for place, record in records:
-        try:
-            if not isinstance(record, dict):
-                raise RowError("has to be a JSON object")
-            rows.append(parse(record))
-        except RowError as error:
-            shown = record.line if isinstance(record, Unreadable) else record
-            problems.append(Problem(place, repr(shown)[:100], str(error), "repair or remove the row"))
-    if problems:
+    records = list(_read_path(source.path) if source.path is not None else _read_hub(source))
+    usable, problems = _parse_all(records, parse, source.way_out)
+    if problems and not drop_invalid:
         raise UserError(*problems[:MAX_REPORTED_ROWS])
-    return rows
+    num_invalid = len(records) - len(usable)
+    report_dropped(problems, num_invalid)
+    distinct = _without_duplicates(usable)
+    prompts, num_held_out = _split(distinct, has_test_split=any(record.is_test for record in records))
+    check_sizes(sizes, {split: len(prompts[split]) for split in SPLITS})
+    limited = {split: prompts[split][: sizes[split]] for split in SPLITS}
+    return Rows(limited, len(usable) - len(distinct), num_held_out, num_invalid)
 
 
-def _read_path(path: Path) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """Rows of the training and the test files, each with its place; all are training rows where there is one file."""
-    if path.is_dir():
-        files = {split: split_files(path, split) for split in SPLITS}
-        if not files["train"]:
-            raise UserError(_no_rows(path, "has no train.jsonl and no train.parquet"))
-    elif path.is_file():
-        files = {"train": [path], "test": []}
-    else:
-        raise UserError(_no_rows(path, "does not exist"))
-    rows = {
-        split: [
-            (f"{file} row {number}", row) for file in files[split] for number, row in enumerate(read_records(file), 1)
-        ]
-        for split in SPLITS
-    }
-    empty = [split for split in SPLITS if files[split] and not rows[split]]
-    if empty:
-        raise UserError(_no_rows(path, f"has no rows for {' and '.join(empty)}"))
-    return rows["train"], rows["test"]
+def report_dropped(problems: Sequence[Problem], num_rows: int) -> None:
+    """Says in the log how many rows were dropped, and what is wrong with the first of them."""
+    if problems:
+        shown = "\n".join(f"  {problem}" for problem in problems[:MAX_REPORTED_ROWS])
+        logger.warning("dropped %d unusable rows (env.invalid_rows=drop):\n%s", num_rows, shown)
 
 
-def _read_hub(name: str, config: str | None) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _parse_all(
+    records: Sequence[_Record], parse: Callable[[dict[str, Any]], ParsedRow], way_out: str
+) -> tuple[list[_Numbered], list[Problem]]:
+    """Usable rows, and what is wrong with the others."""
+    rows: list[_Numbered] = []
+    problems: list[Problem] = []
+    places: dict[str, str] = {}
+    for index, record in enumerate(records):
+        try:
+            row = _parse(record.value, parse)
+            if row.key is not None and str(row.key) in places:
+                raise RowError((row.key, f'its "key" stands in {places[str(row.key)]} already'))
+        except RowError as error:
+            problems += [
+                Problem(record.place, repr(value)[:100], constraint, way_out) for value, constraint in error.breaches
+            ]
+            continue
+        if row.key is not None:
+            places[str(row.key)] = record.place
+        rows.append(_Numbered(index, record.is_test, row))
+    return rows, problems
+
+
+def _parse(value: Any, parse: Callable[[dict[str, Any]], ParsedRow]) -> ParsedRow:
+    if isinstance(value, dict):
+        return parse(value)
+    raise RowError((value.line if isinstance(value, Unreadable) else value, "has to be a JSON object"))
+
+
+def _without_duplicates(rows: Iterable[_Numbered]) -> list[_Numbered]:
+    """The first of each split's rows that say the same."""
+    first: dict[Any, _Numbered] = {}
+    for row in rows:
+        first.setdefault((row.is_test, question_key(row.row.question), row.row.identity), row)
+    return list(first.values())
+
+
+def _split(rows: Sequence[_Numbered], *, has_test_split: bool) -> tuple[dict[Split, list[Prompt]], int]:
+    """The prompts of both splits, and how many training rows were left out because their question is held out."""
+    is_test = [
+        row.is_test if has_test_split else is_held_out(row.row.question if row.row.key is None else str(row.row.key), 0)
+        for row in rows
+    ]
+    held_out = {question_key(row.row.question) for row, test in zip(rows, is_test, strict=True) if test}
+    prompts: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
+    num_held_out = 0
+    for row, test in zip(rows, is_test, strict=True):
+        if not test and question_key(row.row.question) in held_out:
+            num_held_out += 1
+        else:
+            prompts["test" if test else "train"].append(Prompt(row.index, row.row.messages, row.row.gold))
+    return prompts, num_held_out
+
+
+def _read_path(path: Path) -> Iterator[_Record]:
+    """Training records, then test records."""
+    files = _split_files(path)
+    for split in SPLITS:
+        for file in files[split]:
+            values = read_records(file)
+            if not values:
+                raise UserError(Problem("env.data_path", file, "has no rows", "give a file with a row on each line"))
+            for number, value in enumerate(values, 1):
+                yield _Record(f"{file} row {number}", split == "test", value)
+
+
+def _split_files(path: Path) -> dict[Split, list[Path]]:
+    """The files of each split. One file, or a folder of files that are named after no split, is one data set, and
+    stands under train."""
+    if path.is_file():
+        return {"train": [path], "test": []}
+    files = {split: _files_of_split(path, split) for split in SPLITS}
+    if not any(files.values()):
+        files["train"] = sorted(path.glob("*.jsonl")) or sorted(path.glob("*.parquet"))
+    if not files["train"]:
+        constraint = "has no file of training rows" if path.is_dir() else "does not exist"
+        way_out = "give a folder with train.jsonl and test.jsonl (or .parquet), or one such file"
+        raise UserError(Problem("env.data_path", path, constraint, way_out))
+    return files
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """In the folder or its subfolder `main`: `train.jsonl`, `train.parquet` or `train-*.parquet`, whichever is there
+    first."""
+    for place in (folder, folder / "main"):
+        for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"):
+            found = sorted(place.glob(pattern))
+            if found:
+                return found
+    return []
+
+
+def _read_hub(source: DataSource) -> Iterator[_Record]:
     import datasets
 
+    name = source.hub_name
     try:
-        data = datasets.load_dataset(name, config)
+        data = datasets.load_dataset(name, source.hub_config)
     except Exception as error:  # a lack of network shows itself in many types
-        complaint = f"cannot be loaded from the hub ({type(error).__name__}: {str(error)[:200]})"
-        way_out = "connect to the network, correct the name, or give files in env.data_path"
-        raise UserError(Problem("data set", name, complaint, way_out)) from error
-    splits = {
-        split: [(f"{name} {split} row {number}", row) for number, row in enumerate(data[split], 1)]
-        if split in data
-        else []
-        for split in SPLITS
-    }
-    if not splits["train"]:
-        raise UserError(Problem("data set", name, "has no rows in a split named train", "give files in env.data_path"))
-    return splits["train"], splits["test"]
+        complaint = f"{name} cannot be loaded from the hub ({type(error).__name__}: {str(error)[:200]})"
+        way_out = "connect to the network, or set env.data_path to a folder or file with such rows"
+        raise UserError(
+            Problem(source.key, "(blank)" if source.key == "env.data_path" else name, complaint, way_out)
+        ) from error
+    if "train" not in data:
+        raise UserError(Problem(source.key, name, "has no split named train", "give files in env.data_path"))
+    for split in SPLITS:
+        for number, value in enumerate(data.get(split, ()), 1):
+            yield _Record(f"{name} {split} row {number}", split == "test", value)
 
 
-def _check_sizes(prompts: dict[Split, list[Prompt]], sizes: dict[Split, int | None]) -> None:
-    problems = [
+def read_records(file: Path) -> list[Any]:
+    """One value per row of a JSON Lines or Parquet file; a line that is no JSON is an `Unreadable`.
+
+    Raises UserError where the file cannot be read.
+    """
+    return _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
+
+
+def _read_json_lines(file: Path) -> list[Any]:
+    """One value per line; a byte-order mark and blank lines at the end do not count."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable_file(file, error) from error
+    return [_parse_line(line) for line in lines] if lines != [""] else []
+
+
+def _parse_line(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return Unreadable(line)
+
+
+def _read_parquet(file: Path) -> list[Any]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        return pyarrow.parquet.read_table(file).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable_file(file, error) from error
+
+
+def _unreadable_file(file: Path, error: Exception) -> UserError:
+    return UserError(
         Problem(
-            f"env.{split}_size",
-            "(blank)" if sizes[split] is None else sizes[split],
-            f"the data has {len(prompts[split])} distinct rows in this split, and at least one is needed",
-            f"set env.{split}_size to at most {len(prompts[split])}, or give more data",
+            "env.data_path",
+            file,
+            f"has to be a readable UTF-8 JSON Lines or Parquet file ({type(error).__name__}: {str(error)[:200]})",
+            "give the path of such a file, or of a folder with train.jsonl and test.jsonl",
         )
-        for split in SPLITS
-        if len(prompts[split]) < (sizes[split] or 1)
-    ]
-    if problems:
-        raise UserError(*problems)
-
-
-def _no_rows(path: Path, what: str) -> Problem:
-    way_out = "give a folder with train.jsonl and test.jsonl (or .parquet), or one such file"
-    return Problem("env.data_path", path, what, way_out)
+    )

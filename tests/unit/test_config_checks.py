@@ -146,7 +146,21 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("env.prompt_template", {"env.prompt_template": "{question} {"}, {"env.prompt_template": "{question} {{"}),
     ("env.prompt_template", {"env.prompt_template": "{question} {x}"}, {"env.prompt_template": "{question} {{x}}"}),
     ("env.options.generator", {"env.options": {}}, {"env.options": {"generator": "gcd"}}),
-    ("env.options", {"env.dataset": "gsm8k"}, {"env.options": {}}),
+    (
+        "env.options.generator",
+        {"env.dataset": "gsm8k", "env.options": {"generator": "gcd"}},
+        {"env.options": {"length_limit": 500}},
+    ),
+    (
+        "env.reward_weights.style",
+        {"env.dataset": "gsm8k", "env.options": {}, "env.reward": "graded", "env.reward_weights": {"style": 1.0}},
+        {"env.reward_weights": {"length": 1.0}},
+    ),
+    (
+        "env.reward_weights",
+        {"env.dataset": "gsm8k", "env.options": {}, "env.reward": "exact", "env.reward_weights": {"length": 1.0}},
+        {"env.reward": "graded"},
+    ),
     (
         "env.options.a.b",
         {"env.options": {"generator": "gcd", "a": {"b": math.nan}}},

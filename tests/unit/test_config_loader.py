@@ -134,7 +134,10 @@ def test_EI_43_1e3_is_1000(run_demo: Runner, runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("arguments", "report"),
     [
-        (["--config-name", "ei_dmo"], "--config-name=ei_dmo: no such config; take one of ei_demo, ei_gsm8k."),
+        (
+            ["--config-name", "ei_dmo"],
+            "--config-name=ei_dmo: no such config; take one of ei_demo, ei_gsm8k, ei_ifeval.",
+        ),
         (["--config-dir", "absent"], "--config-dir="),
         (["--multirun", "--cfg", "job"], "flags=--multirun --cfg: exclude one another; give one of them."),
         (["--resolve"], "flags=--resolve: belongs to --cfg; "),

@@ -53,9 +53,9 @@ def test_rows_of_every_kind_are_scored(
     assert main([responses, *gsm8k, "--out", str(out), "--self-check"]) == 0
     scores = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["line"], row["row_id"], row["reward"]) for row in scores] == [
-        (1, 3, 1.0), (2, 0, 0.9), (3, 0, 1.0), (3, 0, 0.0),
+        (1, 3, 1.0), (2, 0, pytest.approx(0.9)), (3, 0, 1.0), (3, 0, 0.0),
     ]  # fmt: skip
-    assert scores[1]["details"] == {"success": 1.0, "format": 0.0, "closeness": 1.0}
+    assert scores[1]["details"] == {"success": 1.0, "format": 0.0, "closeness": 1.0, "length": 1.0}
     shown = capsys.readouterr().out
     assert "closeness" in shown and "0.725" in shown and "4 scored, 0 unscored" in shown
 

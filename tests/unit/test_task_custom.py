@@ -159,7 +159,7 @@ def test_self_check_calls_the_functions(tmp_path: Path) -> None:
         check([{"prompt": row["prompt"]} for row in ROWS], "right")
     with pytest.raises(UserError, match=r"row 0=.*gold response has to be a success"):
         check(ROWS, "brevity", gold="answer")
-    with pytest.raises(UserError, match="an empty response must be no success"):
+    with pytest.raises(UserError, match="an empty response must not be a success"):
         check(ROWS, "brevity")
     with pytest.raises(UserError, match=r"returns\.invalid"):
         check([row | {"say": "true"} for row in ROWS], "returns", gold="say")
@@ -180,7 +180,7 @@ def test_self_check_calls_the_functions(tmp_path: Path) -> None:
         ([{"function": f"{HERE}:right", "wieght": 1}], {}, "a weight and a name"),
         ([{"function": f"{HERE}:right", "weight": "1"}], {}, "a weight and a name"),
         ([{"function": f"{HERE}:right", "name": "success"}], {}, "not `success`"),
-        (f"{HERE}:right", {"sucess_at": 1}, "no option of custom; choose among reward"),
+        (f"{HERE}:right", {"sucess_at": 1}, "is no option of custom; choose among reward"),
         (f"{HERE}:right", {"success_at": "1"}, "has to be a number"),
         (f"{HERE}:right", {"concurrency": 0}, "at least 1"),
         (f"{HERE}:right", {"attempts": True}, "at least 1"),

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.errors import UserError
 from expert_iteration.tasks import make_task
 from expert_iteration.tasks.gsm8k import GSM8K, ends_with_answer_line, gold_number
+from expert_iteration.tasks.reward_mix import RewardMix
 from expert_iteration.types import Prompt
 
 DATA_DIR = Path(os.environ.get("EI_DATA_DIR", Path(__file__).parents[2].parent / "shared" / "data")) / "gsm8k"
@@ -64,23 +66,29 @@ def test_the_default_template_asks_for_the_answer_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("response", "exact", "graded", "details"),
     [
-        ("8 * 9 = 72\n#### 72", 1.0, 1.0, {"success": 1.0, "format": 1.0, "closeness": 1.0}),
-        ("It is 72.", 1.0, 0.9, {"success": 1.0, "format": 0.0, "closeness": 1.0}),
-        # Off by 18 of 72: closeness 3/4.
-        ("#### 90", 0.0, 0.175, {"success": 0.0, "format": 1.0, "closeness": 0.75}),
-        ("perhaps 90", 0.0, 0.075, {"success": 0.0, "format": 0.0, "closeness": 0.75}),
-        ("#### 72 or 73", 0.0, 0.0, {"success": 0.0, "format": 0.0, "closeness": 0.0}),
-        ("", 0.0, 0.0, {"success": 0.0, "format": 0.0, "closeness": 0.0}),
-        ("no idea", 0.0, 0.0, {"success": 0.0, "format": 0.0, "closeness": 0.0}),
-        ("<think>\n#### 72", 0.0, 0.0, {"success": 0.0, "format": 0.0, "closeness": 0.0}),
+        ("8 * 9 = 72\n#### 72", 1.0, 1.0, (1, 1, 1, 1)),
+        ("It is 72.", 1.0, 0.9, (1, 0, 1, 1)),
+        # Off by 18 of 72: closeness 3/4. 0.1 + 0.05 * 3/4 + 0.05
+        ("#### 90", 0.0, 0.1875, (0, 1, 0.75, 1)),
+        ("perhaps 90", 0.0, 0.0875, (0, 0, 0.75, 1)),
+        ("#### 72 or 73", 0.0, 0.05, (0, 0, 0, 1)),
+        ("", 0.0, 0.0, (0, 0, 0, 0)),
+        ("no idea", 0.0, 0.0, (0, 0, 0, 0)),
+        ("<think>\n#### 72", 0.0, 0.0, (0, 0, 0, 0)),
+        # One character more than the limit, reasoning included: 1 - 0.05.
+        ("x" * 1993 + "\n#### 72", 1.0, 0.95, (1, 1, 1, 0)),
+        ("x" * 1992 + "\n#### 72", 1.0, 1.0, (1, 1, 1, 1)),
     ],
 )
-def test_reward_by_hand(folder: Path, response: str, exact: float, graded: float, details: dict[str, float]) -> None:
+def test_reward_by_hand(
+    folder: Path, response: str, exact: float, graded: float, details: tuple[float, float, float, float]
+) -> None:
+    names = ("success", "format", "closeness", "length")
     for reward, expected in (("exact", exact), ("graded", graded)):
         task = load(folder, reward=reward)
         score = task.score(task.prompts("train")[1], response)
         assert score.reward == pytest.approx(expected, abs=1e-12)
-        assert score.details == details
+        assert score.details == dict(zip(names, details, strict=True))
 
 
 def test_no_wrong_answer_earns_more_than_a_fifth(folder: Path) -> None:
@@ -264,7 +272,7 @@ def test_self_check_names_row_and_question(folder: Path) -> None:
 @settings(max_examples=300, deadline=None)
 def test_score_never_raises_and_stays_in_range(text: str, prefix: str) -> None:
     task = GSM8K.__new__(GSM8K)
-    task._graded = True
+    task._graded, task._length_limit, task._mix = True, 2000, RewardMix(REWARD_WEIGHTS["gsm8k"], {})
     score = task.score(Prompt(0, (), "72"), prefix + text)
     assert score.reward is not None and 0.0 <= score.reward <= 1.0
     assert (score.reward > 0.2) == (score.details["success"] == 1.0)

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.errors import UserError
 from expert_iteration.tasks import make_task, make_verifier
 from expert_iteration.types import Prompt
 
 pytest.importorskip("math_verify", reason="the package math-verify is not installed")
 from expert_iteration.tasks.math import Math, may_be_computed
+from expert_iteration.tasks.reward_mix import RewardMix
 
 ROWS: list[dict[str, Any]] = [
     {"problem": "Half?", "solution": r"We get \boxed{3}, no: $\boxed{\frac{1}{2}}$."},
@@ -98,22 +100,23 @@ def test_equal_and_different(task: Math, gold: str, response: str, right: bool) 
 @pytest.mark.parametrize(
     ("response", "rewards", "details"),
     [
-        (r"\boxed{20}", (1.0, 1.0), {"success": 1.0, "format": 1.0, "closeness": 1.0}),
-        ("It is 20", (0.9, 1.0), {"success": 1.0, "format": 0.0, "closeness": 1.0}),
-        # Off by 5 of 20: closeness 3/4.
-        (r"\boxed{15}", (0.175, 0.0), {"success": 0.0, "format": 1.0, "closeness": 0.75}),
-        ("#### 15", (0.075, 0.0), {"success": 0.0, "format": 0.0, "closeness": 0.75}),
-        (r"\boxed{x}", (0.1, 0.0), {"success": 0.0, "format": 1.0, "closeness": 0.0}),
-        ("", (0.0, 0.0), {"success": 0.0, "format": 0.0, "closeness": 0.0}),
+        (r"\boxed{20}", (1.0, 1.0), (1, 1, 1, 1)),
+        ("It is 20", (0.9, 1.0), (1, 0, 1, 1)),
+        # Off by 5 of 20: closeness 3/4. 0.1 + 0.05 * 3/4 + 0.05
+        (r"\boxed{15}", (0.1875, 0.0), (0, 1, 0.75, 1)),
+        ("#### 15", (0.0875, 0.0), (0, 0, 0.75, 1)),
+        (r"\boxed{x}", (0.15, 0.0), (0, 1, 0, 1)),
+        ("", (0.0, 0.0), (0, 0, 0, 0)),
+        ("x" * 3991 + r"\boxed{20}", (0.95, 1.0), (1, 1, 1, 0)),
     ],
 )  # fmt: skip
 def test_reward_by_hand(
-    task: Math, tmp_path: Path, response: str, rewards: tuple[float, float], details: dict[str, float]
+    task: Math, tmp_path: Path, response: str, rewards: tuple[float, float], details: tuple[float, float, float, float]
 ) -> None:
     for mode, expected in zip(("graded", "exact"), rewards, strict=True):
         score = make_task("math", data_path=str(tmp_path), reward=mode).score(Prompt(0, (), "20"), response)
         assert score.reward == pytest.approx(expected, abs=1e-12)
-        assert score.details == details
+        assert score.details == dict(zip(("success", "format", "closeness", "length"), details, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,6 @@ def test_EI_29_threads_score_as_the_main_thread_does(task: Math) -> None:
 @given(st.text(alphabet="0123456789x+-*/=^_{}()[]\\ $.,!%fracboxedsqrtpi", max_size=40), st.booleans())
 def test_no_response_raises(text: str, boxed: bool) -> None:
     task = object.__new__(Math)
-    task._graded = True
+    task._graded, task._length_limit, task._mix = True, 4000, RewardMix(REWARD_WEIGHTS["math"], {})
     score = task.score(Prompt(0, (), "4"), rf"\boxed{{{text}}}" if boxed else text)
     assert score.reward is not None and 0.0 <= score.reward <= 1.0
