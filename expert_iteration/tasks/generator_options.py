@@ -23,8 +23,16 @@ _TASK_KEYS = {
     "data_seed": "set env.options.data_seed, which is of the whole task",
 }
 
-HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
-"""Generators that walk through sets of strings: other rows in every process unless Python's hash seed is fixed."""
+HASH_DEPENDENT = (
+    "codeio",
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
+"""Generators that walk through sets of strings, or whose programs do: other rows in every process unless Python's hash
+seed is fixed."""
 
 
 def check_generator(name: Any, key: str) -> str:

@@ -8,11 +8,14 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import sympy
+from reasoning_gym.dataset import ProceduralDataset
 
 from expert_iteration.config.derived import SLOW_SCORERS
 from expert_iteration.errors import Problem, UserError
@@ -64,6 +67,8 @@ NUMBER_GENERATORS = frozenset(
 it, and then a longer one that ends in that number is wrong."""
 _NUMERIC_GOLD = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:e[-+][0-9]+|/[0-9]+)?")
 _ANSWER_LABEL = re.compile(r"answer\**\s*:\**", re.IGNORECASE)
+# Some of its programs draw at random, so that nobody can say what they print.
+_RUNS_PROGRAMS = frozenset({"codeio"})
 # Its own scorer takes any text that is not empty for the right answer.
 _COMPARED_AS_TEXT = frozenset({"game_of_life_halting"})
 
@@ -269,11 +274,15 @@ class ReasoningGym:
             chunk = build_generator(source.generator, source.options, source.key, seed=seed, size=CHUNK_SIZE)
             for index in range(CHUNK_SIZE):
                 try:
-                    entry = chunk[index]
+                    entry = _generate(chunk, index, seed + index)
+                    is_random = entry["metadata"].get("source_dataset") in _RUNS_PROGRAMS and (
+                        _generate(chunk, index, seed + index + 1) != entry
+                    )
                 except Exception as error:  # the generator's own check lets some impossible options pass
                     complaint = f"it fails to generate with them ({type(error).__name__}: {error})"
                     raise options_error(source.generator, source.options, source.key, complaint) from error
-                yield entry
+                if not is_random:
+                    yield entry
 
     def _check_sizes(
         self,
@@ -327,6 +336,27 @@ def _makes_24(entry: Mapping[str, Any], answer: str) -> bool:
     does not ask, and is 24: it takes 24.5 for that."""
     numbers = sorted(int(number) for number in re.findall(r"[0-9]+", answer))
     return numbers == sorted(entry["metadata"]["numbers"]) and bool(sympy.parse_expr(answer) == 24)
+
+
+def _generate(chunk: ProceduralDataset, index: int, seed: int) -> dict[str, Any]:
+    """One item of a generator, the same for the same seed."""
+    with _global_random(seed):
+        item: dict[str, Any] = chunk[index]
+    return item
+
+
+@contextmanager
+def _global_random(seed: int) -> Iterator[None]:
+    """Seeds the global generators of `random` and NumPy, from which `codeio` and `list_functions` draw as well, and
+    leaves them as they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def _interleave(draws: Sequence[Draw], seed: int) -> list[Row]:
