@@ -60,13 +60,13 @@ def score_file(args: argparse.Namespace) -> int:
     from expert_iteration.tasks.response_file import ScoredResponse, read_responses, score_table, write_scores
 
     task = task_of(config)
-    if args.self_check:
-        task.self_check()
-    rows = read_responses(args.responses, task)
     verifier = make_verifier(
         task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
     )
     try:
+        if args.self_check:
+            task.self_check(verifier.score_many)
+        rows = read_responses(args.responses, task)
         scores = verifier.score_many([(prompt, response) for _, prompt, response in rows])
     finally:
         verifier.close()

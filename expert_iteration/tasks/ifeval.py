@@ -35,6 +35,10 @@ class Instruction(NamedTuple):
     instruction_id: str
     kwargs: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.kwargs.items())
+        return f"{self.instruction_id}({arguments})"
+
 
 class IFEval(RowTask):
     """The data set with its reward; docs/rewards.md states both."""
