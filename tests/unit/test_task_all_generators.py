@@ -6,11 +6,13 @@ A tenth of them in each run; all with `pytest -m slow tests/unit/test_task_all_g
 from __future__ import annotations
 
 import pickle
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
@@ -132,6 +134,19 @@ def test_what_is_refused_stands_in_the_table(monkeypatch: pytest.MonkeyPatch, na
             ReasoningGym(options=options, train_size=1, test_size=1)
     page = Path(__file__).parents[2] / "docs" / "rewards.md"
     assert re.search(rf"^\| .*`{name}`.* \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["codeio", "list_functions"])
+def test_rows_do_not_follow_from_the_global_generators(name: str) -> None:
+    rows = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        task = ReasoningGym(options={"generator": name}, train_size=60, test_size=10)
+        rows.append([(prompt.messages, prompt.gold) for split in ("train", "test") for prompt in task.prompts(split)])
+        expected = random.Random(seed).random(), np.random.RandomState(seed).random()
+        assert (random.random(), np.random.random()) == expected
+    assert rows[0] == rows[1]
 
 
 def test_composite_needs_its_parts() -> None:
