@@ -97,9 +97,17 @@ def _is_formula(
         case _ if depth > MAX_DEPTH:
             allowed = False
         case ast.Constant(value=int() | float() as value):
-            allowed = not isinstance(value, bool) and (not in_exponent or abs(value) <= MAX_EXPONENT)
+            is_bounded = value == 0 or 1 / MAX_EXPONENT <= abs(value) <= MAX_EXPONENT
+            allowed = not isinstance(value, bool) and (not in_exponent or is_bounded)
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
             allowed = recurse(operand)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if in_exponent:
+            powers = num_powers + 1  # x**(20*20*20) is a power as ((x**20)**20)**20 is
+            allowed = num_powers <= MAX_NESTED_POWERS and recurse(left, powers) and recurse(right, powers)
+        case ast.BinOp(left=left, op=ast.Div(), right=right) if in_exponent:
+            allowed = recurse(left) and isinstance(right, ast.Constant) and recurse(right) and right.value >= 1
+        case ast.BinOp(left=ast.Constant() | ast.UnaryOp() | ast.BinOp(), op=ast.Pow()) if in_exponent:
+            allowed = False  # x**20**20
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
             allowed = recurse(left) and recurse(right)
         case ast.BinOp(left=left, op=ast.Pow(), right=right) if algebra and num_powers < MAX_NESTED_POWERS:

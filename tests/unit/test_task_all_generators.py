@@ -18,6 +18,7 @@ from reasoning_gym.factory import DATASETS
 
 from expert_iteration.errors import UserError
 from expert_iteration.tasks import make_verifier
+from expert_iteration.tasks.answers import answers_match, extract_answer
 from expert_iteration.tasks.generator_options import HASH_DEPENDENT
 from expert_iteration.tasks.reasoning_gym import NUMBER_GENERATORS, ReasoningGym
 
@@ -114,7 +115,8 @@ def _check_gold_answers(generator: str, task: ReasoningGym) -> None:
 
 
 def _check_hostile_responses(task: ReasoningGym) -> None:
-    """Each is scored, in a process that could be ended if it hung: none is right, none takes too long or crashes."""
+    """Each is scored, in a process that could be ended if it hung: none takes too long or crashes, and none is right
+    unless its last number happens to be the gold answer."""
     verifier = make_verifier(task, workers=1, time_limit_s=60.0)
     try:
         prompt = task.prompts("train")[0]
@@ -123,7 +125,8 @@ def _check_hostile_responses(task: ReasoningGym) -> None:
         verifier.close()
     for response, score in zip(HOSTILE, scores, strict=True):
         assert not score.details.keys() & {"timed_out", "crashed"}, response[:40]
-        assert score.details["success"] == 0.0, response[:40]
+        is_gold = prompt.gold is not None and answers_match(extract_answer(response) or "", prompt.gold)
+        assert score.details["success"] == 0.0 or is_gold, response[:40]
 
 
 @pytest.mark.parametrize("name", HASH_DEPENDENT)
