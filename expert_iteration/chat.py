@@ -61,6 +61,11 @@ class ChatEncoder:
         # The template writes every special token, so that the tokenizer adds none of its own.
         return tuple(self.tokenizer(self._render(prompt.messages), add_special_tokens=False)["input_ids"])
 
+    def encode_response(self, text: str) -> tuple[int, ...]:
+        """Ids of a response that was written and not sampled, with the end token that the template puts after it."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return (*ids, *self._end_ids())
+
     def decode(self, turn: Turn, include_stop: bool) -> str:
         """Text of the response without special tokens; `include_stop` keeps the end token's text if it was sampled."""
         ids = list(turn.response_ids)
@@ -69,6 +74,16 @@ class ChatEncoder:
         if ended and include_stop:
             text += self._text(ids[-1:], skip_special_tokens=False)
         return text
+
+    def _end_ids(self) -> tuple[int, ...]:
+        """The end token of the template, else the tokenizer's; empty where there is none."""
+        if not self.is_plain:
+            messages = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+            rest = self._render(messages, add_generation_prompt=False).rpartition(_PROBE)[2]
+            for token in self.tokenizer(rest, add_special_tokens=False)["input_ids"]:
+                if token in self.stop_token_ids:
+                    return (token,)
+        return self.stop_token_ids[:1]
 
     def _text(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
@@ -82,10 +97,10 @@ class ChatEncoder:
         adds_bos = bos is not None and self.tokenizer("a")["input_ids"][:1] == [bos]
         return (bos, *ids) if adds_bos else tuple(ids)
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         try:
             rendered = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (jinja2.TemplateError, ValueError) as error:
             raise self._error(f"the template cannot be rendered ({error})") from error

@@ -13,6 +13,7 @@ import torch
 
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.errors import Problem, UserError
+from expert_iteration.expert_data import ExpertData
 from expert_iteration.metrics.aggregate import collection_metrics
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.reference import Reference, with_reference
@@ -20,6 +21,7 @@ from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import Selection, TopKRewardSelector
 from expert_iteration.statistics import summarize
 from expert_iteration.types import (
+    POLICY,
     Engine,
     GenerationRequest,
     Prompt,
@@ -116,11 +118,11 @@ class Collection:
 
     @property
     def dialog_turns(self) -> int:
-        """Completions."""
-        return sum(len(group.rollouts) for group in self.groups)
+        """Completions that the policy has sampled."""
+        return sum(rollout.source == POLICY for group in self.groups for rollout in group.rollouts)
 
     def metrics(self) -> dict[str, float]:
-        """`reward/*`, `length/*` and `selection/*` of the collection."""
+        """`reward/*`, `length/*`, `selection/*` and, with expert data, `expert/*` of the collection."""
         outcomes = [selection.outcome for selection in self.selections]
         metrics = {
             **collection_metrics(self.groups),
@@ -134,6 +136,15 @@ class Collection:
         }
         if self.samples:
             metrics["selection/accepted_reward_mean"] = summarize([sample.reward for sample in self.samples]).mean
+        if "expert/rollouts" in metrics:
+            kept = [
+                group.rollouts[index].source != POLICY
+                for group, selection in zip(self.groups, self.selections, strict=True)
+                for index in selection.indices
+            ]
+            metrics["expert/selected"] = sum(kept)
+            if kept:
+                metrics["expert/selected_share"] = summarize(kept).mean
         return metrics
 
 
@@ -160,6 +171,7 @@ class Collector:
         include_stop: bool,
         seed: int,
         logger: MetricsLogger,
+        expert_data: ExpertData | None = None,
     ) -> None:
         self.stream = stream
         self._verifier = verifier
@@ -172,6 +184,7 @@ class Collector:
         self._prompts_per_collection = prompts_per_collection
         self._repeats = repeats
         self._include_stop = include_stop
+        self._expert_responses = expert_data.responses if expert_data is not None else {}
         self._seed = seed
         self._logger = logger
 
@@ -198,7 +211,7 @@ class Collector:
                 for group, selection in zip(groups, selections, strict=True)
                 for index in selection.indices
             )
-        generated = sum(rollout.num_response_tokens for group in groups for rollout in group.rollouts)
+        generated = sum(len(turn.response_ids) for group in turns for turn in group)
         return Collection(groups, selections, samples, generated, generation_seconds)
 
     def attach_reference(self, collection: Collection) -> Collection:
@@ -216,24 +229,30 @@ class Collector:
     def _scored_groups(
         self, visits: Sequence[Visit], turns: Sequence[Sequence[Turn]], version: int
     ) -> tuple[RolloutGroup, ...]:
-        """One group per visit; all completions go to the verifier together, so that it may score them side by side."""
-        texts = [[self._encoder.decode(turn, include_stop=self._include_stop) for turn in group] for group in turns]
-        scores = iter(
-            self._verifier.score_many(
-                [(visit.prompt, text) for visit, group in zip(visits, texts, strict=True) for text in group]
-            )
-        )
+        """One group per visit: what was sampled, then what experts wrote. All of it goes to the verifier together, so
+        that it may be scored side by side."""
+        groups = [
+            [*((turn, POLICY) for turn in sampled), *self._expert_turns(visit)]
+            for visit, sampled in zip(visits, turns, strict=True)
+        ]
+        texts = [[self._encoder.decode(turn, include_stop=self._include_stop) for turn, _ in group] for group in groups]
+        items = [(visit.prompt, text) for visit, group in zip(visits, texts, strict=True) for text in group]
+        scores = iter(self._verifier.score_many(items))
         return tuple(
             RolloutGroup(
                 visit.prompt,
                 visit.epoch,
                 tuple(
-                    Rollout((turn,), text, next(scores), version)
-                    for turn, text in zip(group_turns, group_texts, strict=True)
+                    Rollout((turn,), text, next(scores), version, source)
+                    for (turn, source), text in zip(group, group_texts, strict=True)
                 ),
             )
-            for visit, group_turns, group_texts in zip(visits, turns, texts, strict=True)
+            for visit, group, group_texts in zip(visits, groups, texts, strict=True)
         )
+
+    def _expert_turns(self, visit: Visit) -> list[tuple[Turn, str]]:
+        responses = self._expert_responses.get(visit.prompt.row_id, ())
+        return [(response.turn(visit.prompt_ids), response.source) for response in responses]
 
 
 def training_sample(group: RolloutGroup, rollout: Rollout) -> TrainingSample:

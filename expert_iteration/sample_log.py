@@ -22,6 +22,7 @@ def append_samples(path: Path, collection: Collection, *, index: int) -> None:
                 "rollouts": [
                     {
                         "text": rollout.text,
+                        "source": rollout.source,
                         "reward": rollout.reward,
                         "details": rollout.score.details,
                         "selected": position in selection.indices,

@@ -21,7 +21,7 @@ from tensordict.utils import NestedKey
 from torchrl.envs.transforms import Transform
 
 from expert_iteration.seeding import derive_seed
-from expert_iteration.types import Rollout, RolloutGroup
+from expert_iteration.types import POLICY, Rollout, RolloutGroup
 
 Outcome = Literal["accepted", "unscored", "tied", "below_min_reward", "truncated", "not_above"]
 
@@ -101,6 +101,8 @@ class TopKRewardSelector(Transform):
         above: statistic of the group that a completion has to exceed.
         min_reward: least reward of a kept completion.
         include_truncated: whether completions cut by the length limit may be kept. They count in the statistic.
+        max_expert: most completions kept per group that the policy has not sampled itself; None is no bound. They
+            count in the statistic.
         strategy: "random" is the control: as many as top-k would keep, from the same groups, whatever their reward.
         seed: orders ties and draws the control, together with row id and epoch.
     """
@@ -112,6 +114,7 @@ class TopKRewardSelector(Transform):
         above: str = "mean",
         min_reward: float | None = None,
         include_truncated: bool = False,
+        max_expert: int | None = None,
         strategy: str = "topk",
         seed: int = 0,
         reward_key: NestedKey = "reward",
@@ -125,6 +128,7 @@ class TopKRewardSelector(Transform):
         self.above: str = above
         self.min_reward = min_reward
         self.include_truncated = include_truncated
+        self.max_expert = max_expert
         self.strategy = strategy
         self.seed = seed
         self.reward_key, self.row_id_key, self.epoch_key = reward_key, row_id_key, epoch_key
@@ -133,8 +137,9 @@ class TopKRewardSelector(Transform):
         """Chooses among the rollouts of one group."""
         rewards = [rollout.reward for rollout in group.rollouts]
         eligible = [self._eligible(rollout) for rollout in group.rollouts]
+        is_expert = [rollout.source != POLICY for rollout in group.rollouts]
         generator = self._generator(group.prompt.row_id, group.epoch)
-        return self._choose(rewards, eligible, generator)
+        return self._choose(rewards, eligible, is_expert, generator)
 
     def _eligible(self, rollout: Rollout) -> bool:
         return self.include_truncated or not rollout.truncated
@@ -143,19 +148,33 @@ class TopKRewardSelector(Transform):
         return torch.Generator().manual_seed(derive_seed(self.seed, "selection", row_id, epoch))
 
     def _choose(
-        self, rewards: Sequence[float | None], eligible: Sequence[bool], generator: torch.Generator
+        self,
+        rewards: Sequence[float | None],
+        eligible: Sequence[bool],
+        is_expert: Sequence[bool],
+        generator: torch.Generator,
     ) -> Selection:
         # Truncated completions stay in the statistic, so the choice runs over all and drops them afterwards.
         ranked = select_topk(
             rewards, max(len(rewards), 1), above=self.above, min_reward=self.min_reward, generator=generator
         )
-        kept = [index for index in ranked if eligible[index]][: self.topk_size]
+        kept = self._within_bounds([index for index in ranked if eligible[index]], is_expert, self.topk_size)
         if not kept:
             return Selection((), self._reason(rewards, ranked))
         if self.strategy == "random":
             pool = [i for i, reward in enumerate(rewards) if is_scored(reward) and eligible[i]]
-            kept = [pool[i] for i in _order(len(pool), generator)[: len(kept)]]
+            kept = self._within_bounds([pool[i] for i in _order(len(pool), generator)], is_expert, len(kept))
         return Selection(tuple(kept), "accepted")
+
+    def _within_bounds(self, ranked: Sequence[int], is_expert: Sequence[bool], count: int) -> list[int]:
+        """The first `count` of these indices, with at most `max_expert` of experts."""
+        kept: list[int] = []
+        num_expert = 0
+        for index in ranked:
+            num_expert += is_expert[index]
+            if self.max_expert is None or not is_expert[index] or num_expert <= self.max_expert:
+                kept.append(index)
+        return kept[:count]
 
     def _reason(self, rewards: Sequence[float | None], ranked: list[int]) -> Outcome:
         if ranked:
@@ -185,7 +204,7 @@ class TopKRewardSelector(Transform):
         kept: list[int] = []
         for key, positions in groups.items():
             members = [rewards[position] for position in positions]
-            selection = self._choose(members, [True] * len(members), self._generator(*key))
+            selection = self._choose(members, [True] * len(members), [False] * len(members), self._generator(*key))
             kept.extend(positions[index] for index in selection.indices)
         # torchrl stops writing on None; an empty batch raises instead.
         return tensordict[torch.tensor(kept)] if kept else None

@@ -27,17 +27,21 @@ class _Sums:
     kl_to_ref: Tensor
     total: Tensor
     engine_difference: Tensor
+    engine_tokens: Tensor
+    """Tokens that an engine has sampled."""
 
     @classmethod
     def zeros(cls, device: torch.device) -> _Sums:
-        return cls(*torch.zeros(4, device=device).unbind())
+        return cls(*torch.zeros(5, device=device).unbind())
 
     def add(self, terms: LossTerms, log_probs: Tensor, batch: Batch) -> None:
         self.main += terms.main.detach()
         self.kl_to_ref += terms.kl_to_ref.detach()
         self.total += terms.total.detach()
+        sampled = batch.loss_mask & ~batch.engine_log_probs.isnan()  # (B, T)
         difference = (log_probs.detach() - batch.engine_log_probs).abs()  # (B, T)
-        self.engine_difference += torch.where(batch.loss_mask, difference, 0.0).sum()
+        self.engine_difference += torch.where(sampled, difference, 0.0).sum()
+        self.engine_tokens += sampled.sum()
 
 
 class Trainer:
@@ -107,8 +111,8 @@ class Trainer:
             "policy/age_max": ages.max().item(),
         }
         # Once the policy has moved on, a difference says how far it moved and nothing about the engine.
-        if self.optimizer_steps == self._steps_at_publish and ages.max() == 0:
-            metrics["policy/engine_log_prob_difference"] = sums.engine_difference.item() / denominators.tokens
+        if self.optimizer_steps == self._steps_at_publish and ages.max() == 0 and sums.engine_tokens > 0:
+            metrics["policy/engine_log_prob_difference"] = (sums.engine_difference / sums.engine_tokens).item()
         self.optimizer_steps += 1
         return metrics
 

@@ -26,6 +26,9 @@ from torch import Tensor
 FinishReason = Literal["stop", "length"]
 Split = Literal["train", "test"]
 
+POLICY = "policy"
+"""Source of the rollouts that the engine has sampled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -37,6 +40,8 @@ class Prompt:
     """Chat messages with "role" and "content"."""
     gold: Any = None
     """What the task needs to score a response; only the task reads it."""
+    question: str = ""
+    """The row's own text, before the prompt template; files of responses name prompts by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Turn:
     """The sampled ids, the end token included when it was sampled; never re-tokenised text."""
     log_probs: tuple[float, ...]
     """log p(token) under the model at temperature 1 over the whole vocabulary, one per response id,
-    whatever temperature, top-p, top-k or min-p the token was drawn with."""
+    whatever temperature, top-p, top-k or min-p the token was drawn with. NaN where no engine has sampled it."""
     finish_reason: FinishReason
 
 
@@ -96,6 +101,8 @@ class Rollout:
     score: Score
     policy_version: int
     """The version of the weights, read when the request was dispatched."""
+    source: str = POLICY
+    """Who wrote it: the policy, or what env.expert_data says."""
 
     @property
     def reward(self) -> float | None:
@@ -130,7 +137,7 @@ class TrainingSample:
     loss_mask: Tensor
     """(T,) bool, true on response tokens."""
     engine_log_probs: Tensor
-    """(T,) float32, NaN outside the response."""
+    """(T,) float32, NaN outside the response and in responses that no engine has sampled."""
     ref_log_probs: Tensor | None
     """(T,) float32, zero outside the response; None when nothing needs a reference."""
     reward: float
@@ -150,7 +157,7 @@ class Batch:
     loss_mask: Tensor
     """(B, T) bool."""
     engine_log_probs: Tensor
-    """(B, T) float32, NaN outside the response."""
+    """(B, T) float32, NaN outside the response and in responses that no engine has sampled."""
     ref_log_probs: Tensor | None
     """(B, T) float32 or None."""
     rewards: Tensor

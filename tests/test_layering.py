@@ -30,6 +30,7 @@ LEVELS = {
     "model_source": 2,
     "model": 2,
     "engines": 2,
+    "expert_data": 2,
     "reference": 2,
     "optim": 2,
     "trainer": 2,

@@ -322,8 +322,8 @@ def _task_options(config: RunConfig) -> Iterator[Problem]:
             "env.dataset=custom needs the name of a reward function",
             "write env.options.reward=package.module:function",
         )
-    known = TASK_OPTIONS.get(dataset)
-    for name in options if known is not None else ():
+    known = TASK_OPTIONS.get(dataset, options)  # reasoning_gym's are its generators' own
+    for name in options:
         if name not in known:
             yield Problem(
                 f"env.options.{name}",
@@ -346,6 +346,16 @@ def _reward_weights(config: RunConfig) -> Iterator[Problem]:
             given,
             "env.reward=exact is 1 or 0, without components",
             "write env.reward=graded, or env.reward_weights={}",
+        )
+
+
+def _expert_share(config: RunConfig) -> Iterator[Problem]:
+    if derived.max_expert_per_group(config) == 0:
+        yield Problem(
+            "env.expert_share",
+            config.env.expert_share,
+            f"with train.topk_size={config.train.topk_size} it leaves no room for expert data in any group",
+            f"write at least {1 / config.train.topk_size:.3g}, or env.expert_data=null",
         )
 
 
@@ -377,6 +387,7 @@ CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _prompt_template,
     _task_options,
     _reward_weights,
+    _expert_share,
     _held_out_rows,
 )
 

@@ -7,7 +7,7 @@ Example: repeats=16, topk_size=4, dialog_turns_per_batch=256, total_dialog_turns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 from expert_iteration.config.schema import RunConfig
@@ -36,6 +36,14 @@ def num_collections(config: RunConfig) -> int:
 def max_kept_per_collection(config: RunConfig) -> int:
     """Samples of a collection in which every group keeps topk_size."""
     return prompts_per_collection(config) * config.train.topk_size
+
+
+def max_expert_per_group(config: RunConfig) -> int | None:
+    """Most samples of a group that may come from expert data; None without such data."""
+    if config.env.expert_data is None:
+        return None
+    # A share of 0.29 of 100 is 28.999999999999996 in floating point, and means 29.
+    return floor(config.env.expert_share * config.train.topk_size + 1e-9)
 
 
 def buffer_size(config: RunConfig) -> int:

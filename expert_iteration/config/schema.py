@@ -58,6 +58,11 @@ class EnvConfig:
         "Sequences generated at a time; blank follows from inference_model.kv_cache_gib and the model's sizes.", ge=1
     )
     repeats: int = key("Samples per prompt (N).", ge=1)
+    expert_data: str | None = key(
+        "JSON Lines or Parquet file of responses that people or other models wrote to training prompts; they enter the "
+        "groups. Blank is none."
+    )
+    expert_share: float = key("Most of topk_size that may come from expert_data, rounded down.", gt=0, le=1)
     verifier_workers: int | None = key(
         "Processes that score; 0 scores in the main process, without a time limit. "
         "Blank is 0 for gsm8k, countdown and reasoning_gym (2 for its generators with slow scorers), "

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from expert_iteration.selection import is_scored
 from expert_iteration.statistics import summarize
-from expert_iteration.types import Rollout, RolloutGroup
+from expert_iteration.types import POLICY, Rollout, RolloutGroup
 
 
 def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """`reward/*`, `length/*` and the counts of unscored and truncated completions of all groups together.
 
+    All of these describe what the policy has sampled; what came from experts is described by `expert/*`, where there is
+    any.
+
     Unscored rollouts (None, NaN, infinite) count in `selection/unscored_samples` and in no reward. What cannot be said
     is left out: without any scored rollout there is no `reward/*`, without groups there is no `length/*` either.
     Accuracy and pass@N look at the scored rollouts whose task reports "success".
     """
+    everything = [rollout for group in groups for rollout in group.rollouts]
+    groups = [replace(group, rollouts=tuple(r for r in group.rollouts if r.source == POLICY)) for group in groups]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         "selection/groups": len(groups),
@@ -24,7 +30,21 @@ def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         **_reward_metrics(rollouts),
         **_success_metrics(groups),
         **_length_metrics(rollouts),
+        **_expert_metrics([rollout for rollout in everything if rollout.source != POLICY]),
     }
+
+
+def _expert_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    if not rollouts:
+        return {}
+    metrics: dict[str, float] = {
+        "expert/rollouts": len(rollouts),
+        "expert/unscored_rollouts": sum(not is_scored(rollout.reward) for rollout in rollouts),
+    }
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and is_scored(rollout.reward)]
+    if rewards:
+        metrics["expert/reward_mean"] = summarize(rewards).mean
+    return metrics
 
 
 def _reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from expert_iteration.config import derived
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import Problem, UserError
+from expert_iteration.expert_data import ExpertData, load_expert_data
 from expert_iteration.log_probs import check_projection
 from expert_iteration.loss import SFTLoss
 from expert_iteration.metrics.logger import MetricsLogger
@@ -49,6 +50,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     verifier = build_verifier(config, task)
     encoder = load_chat_encoder(config.model)
     check_vocabulary(config.model, encoder.tokenizer)
+    expert_data = _load_expert_data(config, task, encoder)
 
     devices = device_plan(config, torch.cuda.device_count())
     policy = load_policy(config, devices.train[0])
@@ -78,7 +80,10 @@ def build(config: RunConfig, run_dir: Path) -> Components:
         include_stop=config.inference_model.include_stop_str_in_output,
         seed=config.seed,
         logger=logger,
+        expert_data=expert_data,
     )
+    if expert_data is not None:
+        logger.terminal.print(str(expert_data))
     return Components(
         config=config,
         run_dir=run_dir,
@@ -152,6 +157,12 @@ def build_verifier(config: RunConfig, task: Task) -> Verifier:
     return verifier
 
 
+def _load_expert_data(config: RunConfig, task: Task, encoder: ChatEncoder) -> ExpertData | None:
+    if config.env.expert_data is None:
+        return None
+    return load_expert_data(Path(config.env.expert_data), task, encoder, max_tokens=config.inference_model.max_tokens)
+
+
 def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
     backend = config.inference_model.backend
     if backend not in ("auto", "local"):
@@ -192,6 +203,7 @@ def _build_selector(config: RunConfig) -> TopKRewardSelector:
         above=selection.above,
         min_reward=selection.min_reward,
         include_truncated=selection.include_truncated,
+        max_expert=derived.max_expert_per_group(config),
         strategy=selection.strategy,
         seed=config.seed,
     )

@@ -131,8 +131,9 @@ class ReasoningGym:
         test, train = (_interleave(draws[split], _stream_seed(split, seeds[split])) for split in ("test", "train"))
         self._rows = test + train
         prompts = [
-            Prompt(row_id, render_prompt(self._template, row.entry["question"]), row.entry["answer"])
+            Prompt(row_id, render_prompt(self._template, question), row.entry["answer"], question)
             for row_id, row in enumerate(self._rows)
+            for question in (row.entry["question"],)
         ]
         self._prompts: dict[Split, list[Prompt]] = {"train": prompts[len(test) :], "test": prompts[: len(test)]}
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from expert_iteration.errors import Problem, UserError
-from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS, question_key
+from expert_iteration.tasks.base import MAX_REPORTED_ROWS, SPLITS
+from expert_iteration.tasks.prompt_index import PromptIndex
 from expert_iteration.tasks.row_files import read_records
 from expert_iteration.types import Prompt, Score, Task
 
@@ -41,14 +42,12 @@ def read_responses(path: Path, task: Task) -> list[tuple[int, Prompt, str]]:
     records = read_records(path)
     if not records:
         raise UserError(Problem(str(path), "(empty)", "has to hold at least one row", _WAY_OUT))
-    prompts = [prompt for split in SPLITS for prompt in task.prompts(split)]
-    by_id: dict[Any, Prompt] = {prompt.row_id: prompt for prompt in prompts}
-    by_text = {question_key(prompt.messages[-1]["content"]): prompt for prompt in prompts}
+    prompts = PromptIndex(prompt for split in SPLITS for prompt in task.prompts(split))
     found, problems = [], []
     for line, record in enumerate(records, 1):
         row = record if isinstance(record, Mapping) else {}
         responses = list(_responses(row))
-        prompt = by_id.get(row["row_id"]) if "row_id" in row else _asked(row.get("prompt"), by_text)
+        prompt = prompts.find(row)
         if not responses:
             constraint = 'has to have a text "response"'
         elif prompt is None:
@@ -60,15 +59,6 @@ def read_responses(path: Path, task: Task) -> list[tuple[int, Prompt, str]]:
     if problems:
         raise UserError(*problems[:MAX_REPORTED_ROWS])
     return found
-
-
-def _asked(text: Any, by_text: Mapping[str, Prompt]) -> Prompt | None:
-    """The prompt whose last message is the text, or the only one whose last message contains it."""
-    if not isinstance(text, str) or not text.strip():
-        return None
-    key = question_key(text)
-    holding = [by_text[key]] if key in by_text else [prompt for whole, prompt in by_text.items() if key in whole]
-    return holding[0] if len(holding) == 1 else None
 
 
 def _responses(row: Mapping[str, Any]) -> Iterator[str]:

@@ -179,7 +179,9 @@ def _split(rows: Sequence[_Numbered], *, has_test_split: bool) -> tuple[dict[Spl
         if not test and question_key(row.row.question) in held_out:
             num_held_out += 1
         else:
-            prompts["test" if test else "train"].append(Prompt(row.index, row.row.messages, row.row.gold))
+            prompts["test" if test else "train"].append(
+                Prompt(row.index, row.row.messages, row.row.gold, row.row.question)
+            )
     return prompts, num_held_out
 
 

@@ -144,3 +144,20 @@ def test_an_end_token_that_is_no_special_token_is_left_out_as_well() -> None:
 def test_stop_ids_are_those_of_tokenizer_and_model_once_each() -> None:
     assert ChatEncoder(make_tokenizer(), None).stop_token_ids == (EOS,)
     assert ChatEncoder(make_tokenizer(), None, end_token_ids=[END, EOS, END]).stop_token_ids == (EOS, END)
+
+
+def test_a_written_response_ends_as_the_template_ends_it() -> None:
+    encoder = ChatEncoder(make_tokenizer(), None)
+    assert encoder.encode_response("c d") == (*ids("c d"), EOS)
+    # The template closes with a token of its own, which the model's generation config lists as well.
+    own_end = ChatEncoder(make_tokenizer(TEMPLATE.replace("</s>", "<end>")), None, end_token_ids=[END])
+    assert own_end.encode_response("c") == (*ids("c"), END)
+    assert ChatEncoder(make_tokenizer(None), "plain").encode_response("c") == (*ids("c"), EOS)
+
+
+def test_a_written_response_has_the_ids_that_the_whole_chat_has() -> None:
+    tokenizer = make_tokenizer()
+    encoder = ChatEncoder(tokenizer, None)
+    chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "d e"}]
+    whole = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False)["input_ids"]
+    assert [*encoder.encode(make_prompt("c d")), *encoder.encode_response("d e")] == whole

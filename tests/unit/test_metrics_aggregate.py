@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan, sqrt
 
 import pytest
@@ -104,3 +105,15 @@ def test_peak_memory_of_a_cpu_process_is_in_gib_and_never_falls() -> None:
     del block
     assert grown >= before
     assert peak_memory_gib(torch.device("cpu")) >= grown
+
+
+def test_experts_are_described_apart_from_the_policy() -> None:
+    own = [rollout(1.0, success=1, length=4), rollout(0.0, success=0, length=2)]
+    experts = [replace(rollout(0.5, success=1, length=9), source="teacher"), replace(rollout(None), source="teacher")]
+    metrics = collection_metrics([group(*own, *experts)])
+    alone = collection_metrics([group(*own)])
+    assert {name: value for name, value in metrics.items() if not name.startswith("expert/")} == alone
+    assert metrics["expert/rollouts"] == 2
+    assert metrics["expert/unscored_rollouts"] == 1
+    assert metrics["expert/reward_mean"] == 0.5
+    check_names(metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -156,3 +157,33 @@ def test_unknown_settings_are_refused():
         TopKRewardSelector(2, strategy="best")
     with pytest.raises(ValueError, match="above"):
         select_topk([1.0, 0.0], 1, above="max")
+
+
+def with_experts(rewards, expert_rewards, **arguments) -> RolloutGroup:
+    policy = group(rewards, **arguments)
+    experts = tuple(replace(rollout, source="teacher") for rollout in group(expert_rewards).rollouts)
+    return replace(policy, rollouts=policy.rollouts + experts)
+
+
+def test_experts_stand_in_where_the_policy_fails_up_to_their_share():
+    # Mean 2/6: only the experts qualify, and one of two is the most.
+    selection = TopKRewardSelector(2, max_expert=1).select(with_experts([0.0, 0.0, 0.0, 0.0], [1.0, 1.0]))
+    assert selection.outcome == "accepted" and len(selection.indices) == 1 and selection.indices[0] in (4, 5)
+    both = TopKRewardSelector(2, max_expert=2).select(with_experts([0.0, 0.0, 0.0, 0.0], [1.0, 1.0]))
+    assert set(both.indices) == {4, 5}
+
+
+def test_experts_count_in_the_statistic_and_leave_their_place_to_the_policy():
+    # Mean 0.58: 0.6 of the policy and the experts' 0.9, 0.8 and 0.7 qualify. Best first: 0.9, then 0.6.
+    selection = TopKRewardSelector(2, max_expert=1).select(with_experts([0.6, 0.5, 0.0], [0.9, 0.8, 0.7]))
+    assert selection.indices == (3, 0)
+    # Mean 0.4: without the expert 0.3 would have qualified.
+    assert TopKRewardSelector(2, max_expert=1).select(with_experts([0.3, 0.0], [0.9])).indices == (2,)
+
+
+@pytest.mark.parametrize("epoch", range(20))
+def test_the_control_takes_no_more_experts_than_top_k_may(epoch):
+    members = with_experts([0.0, 0.0, 1.0], [1.0] * 9, epoch=epoch)
+    kept = TopKRewardSelector(3, max_expert=1, strategy="random", above="none").select(members).indices
+    assert len(kept) == 2 or len(kept) == 3
+    assert sum(index >= 3 for index in kept) <= 1
