@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ class ProblemResult:
     reward: float | None
     num_response_tokens: int
     truncated: bool
+    details: Mapping[str, float] = field(default_factory=dict)
+    """What else the task said about the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def _problem_result(prompt: Prompt, turn: Turn, response: str, score: Score) -> 
         reward=score.reward,
         num_response_tokens=len(turn.response_ids),
         truncated=turn.finish_reason == "length",
+        details=score.details,
     )
 
 

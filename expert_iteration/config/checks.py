@@ -19,6 +19,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.config.task_defaults import REWARD_WEIGHTS, TASK_OPTIONS
 from expert_iteration.errors import Problem
 
+GENERATED = ("reasoning_gym", "countdown")
 GENERATED_TEST_ROWS = 500
 
 
@@ -92,12 +93,16 @@ def _free_form_problem(leaf: Leaf, options: Mapping[str, Any]) -> Problem | None
 
 
 def _not_finite(options: Mapping[str, Any]) -> str | None:
-    """Name of the first entry that is not a finite number."""
+    """Name of the first entry that is not a finite number, as in `generators[1].weight`."""
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             return str(name)
         if isinstance(value, Mapping) and (below := _not_finite(value)):
             return f"{name}.{below}"
+        if isinstance(value, list) and (
+            below := _not_finite({f"{name}[{index}]": item for index, item in enumerate(value)})
+        ):
+            return below
     return None
 
 
@@ -272,21 +277,45 @@ def _prompt_template(config: RunConfig) -> Iterator[Problem]:
 
 def _task_options(config: RunConfig) -> Iterator[Problem]:
     dataset, options = config.env.dataset, config.env.options
+    if dataset in GENERATED and config.env.data_path is not None:
+        yield Problem(
+            "env.data_path",
+            config.env.data_path,
+            f"env.dataset={dataset} generates its rows and reads no data",
+            "write env.data_path=null, or another env.dataset",
+        )
     if dataset == "reasoning_gym":
-        if not options.get("generator"):
+        generator, listed = options.get("generator"), options.get("generators")
+        if generator and listed is not None:
+            yield Problem(
+                "env.options.generators",
+                listed,
+                f"stands beside env.options.generator={generator}, and only one of them can be meant",
+                "write env.options.generator=null and put that generator into the list, or remove the list",
+            )
+        elif listed is not None and not listed:
+            yield Problem(
+                "env.options.generators",
+                listed,
+                "has to be a list of at least one generator",
+                "write env.options.generators=[{generator: chain_sum, weight: 2}, {generator: gcd}]",
+            )
+        elif listed is None and not generator:
             yield Problem(
                 "env.options.generator",
-                options.get("generator"),
-                "env.dataset=reasoning_gym needs the name of a generator",
+                generator,
+                "env.dataset=reasoning_gym needs the name of a generator, or several in env.options.generators",
                 "write env.options.generator=chain_sum or another of its generators",
             )
-        if config.env.data_path is not None:
-            yield Problem(
-                "env.data_path",
-                config.env.data_path,
-                "env.dataset=reasoning_gym generates its rows and reads no data",
-                "write env.data_path=null, or another env.dataset",
-            )
+    elif dataset == "countdown":
+        for name in ("generator", "generators"):
+            if options.get(name) is not None:
+                yield Problem(
+                    f"env.options.{name}",
+                    options[name],
+                    "env.dataset=countdown is one generator, and its options stand in env.options",
+                    f"remove it, or write env.dataset=reasoning_gym and env.options.{name}",
+                )
     elif dataset == "custom" and not options.get("reward"):
         yield Problem(
             "env.options.reward",
@@ -348,7 +377,7 @@ def _held_out_rows(config: RunConfig) -> Iterator[Problem]:
     if not (config.eval.at_start or config.eval.at_end):
         return
     rows = config.env.test_size
-    if rows is None and config.env.dataset == "reasoning_gym":
+    if rows is None and config.env.dataset in GENERATED:
         rows = GENERATED_TEST_ROWS
     if rows is not None and config.eval.num_prompts is not None and config.eval.num_prompts > rows:
         yield Problem(

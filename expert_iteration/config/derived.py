@@ -6,11 +6,16 @@ Example: repeats=16, topk_size=4, dialog_turns_per_batch=256, total_dialog_turns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, floor
+from typing import Any
 
 from expert_iteration.config.schema import RunConfig
 
 DEFAULT_SYNC_TURNS_PER_BATCH = 256
+SLOW_SCORERS = ("codeio", "intermediate_integration", "polynomial_multiplication", "simple_integration")
+"""Generators of reasoning_gym whose scorers take seconds for an answer, or do not end: codeio's computes a distance of
+trees, the others simplify a formula of the model's and swallow whatever is raised meanwhile, Ctrl-C included."""
 
 
 def dialog_turns_per_batch(config: RunConfig) -> int:
@@ -88,4 +93,19 @@ def verifier_workers(config: RunConfig) -> int:
     """Processes that score; tasks whose scoring may hang or runs the user's code get some of their own."""
     if config.env.verifier_workers is not None:
         return config.env.verifier_workers
-    return 0 if config.env.dataset in ("gsm8k", "reasoning_gym") else 2
+    elif config.env.dataset in ("gsm8k", "countdown"):
+        return 0
+    elif config.env.dataset == "reasoning_gym":
+        return 2 if _names_slow_scorer(config.env.options) else 0
+    else:
+        return 2
+
+
+def _names_slow_scorer(options: Any) -> bool:
+    """Whether a generator of SLOW_SCORERS is named anywhere: alone, in a mix, or in a `composite`."""
+    if isinstance(options, Mapping):
+        return any(_names_slow_scorer(value) for value in options.values())
+    elif isinstance(options, list | tuple):
+        return any(map(_names_slow_scorer, options))
+    else:
+        return options in SLOW_SCORERS

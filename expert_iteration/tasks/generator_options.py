@@ -17,71 +17,88 @@ from reasoning_gym.factory import DATASETS
 
 from expert_iteration.errors import Problem, UserError
 
-_OWN_KEYS = {"seed": "set env.options.data_seed", "size": "set env.train_size and env.test_size"}
+_TASK_KEYS = {
+    "seed": "set env.options.data_seed",
+    "size": "set env.train_size and env.test_size",
+    "data_seed": "set env.options.data_seed, which is of the whole task",
+}
+
+HASH_DEPENDENT = (
+    "codeio",
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
+"""Generators that walk through sets of strings, or whose programs do: other rows in every process unless Python's hash
+seed is fixed."""
 
 
-HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
-"""Generators that walk through sets of strings: other rows in every process unless Python's hash seed is fixed."""
-
-
-def check_generator(name: Any) -> str:
-    """The generator's name.
+def check_generator(name: Any, key: str) -> str:
+    """The generator's name, which the configuration gives under `key`.
 
     Raises:
         UserError: there is none of that name (close matches are listed), or its rows would differ from run to run.
     """
     if name in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") == "random":
         constraint = "its rows depend on Python's hash seed, so that no two runs would have the same data"
-        raise UserError(Problem("env.options.generator", name, constraint, "start with PYTHONHASHSEED=0 set"))
-    if name in DATASETS:
-        return str(name)
-    close = difflib.get_close_matches(str(name), DATASETS, n=5)
+        raise UserError(Problem(key, name, constraint, "start with PYTHONHASHSEED=0 set"))
+    if isinstance(name, str) and name in DATASETS:
+        return name
+    close = [] if name is None else difflib.get_close_matches(str(name), DATASETS, n=5)
     way_out = f"did you mean {', '.join(close)}" if close else f"choose one of {', '.join(sorted(DATASETS))}"
     constraint = "has to name a generator of reasoning_gym"
-    raise UserError(Problem("env.options.generator", "(blank)" if name is None else name, constraint, way_out))
+    raise UserError(Problem(key, "(blank)" if name is None else name, constraint, way_out))
 
 
-def convert_options(generator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in the types that the generator's config has. Raises UserError with every unknown or mistyped one."""
+def convert_options(generator: str, options: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The options in the types that the generator's config has.
+
+    Raises UserError with every unknown or mistyped one; `key` is where they stand in the configuration.
+    """
     _, config_class = DATASETS[generator]
     hints = get_type_hints(config_class)
-    known = sorted(set(hints) - set(_OWN_KEYS))
+    known = sorted(set(hints) - set(_TASK_KEYS))
     problems = []
     converted = {}
-    for key, value in options.items():
-        if key in _OWN_KEYS:
-            problems.append(Problem(f"env.options.{key}", value, "is not set here", _OWN_KEYS[key]))
-        elif key not in hints:
-            close = difflib.get_close_matches(key, known, n=3) or known
+    for name, value in options.items():
+        if name in _TASK_KEYS:
+            problems.append(Problem(f"{key}.{name}", value, "is not set here", _TASK_KEYS[name]))
+        elif name not in hints:
+            close = difflib.get_close_matches(name, known, n=3) or known
             constraint = f"is no option of the generator {generator}"
-            problems.append(Problem(f"env.options.{key}", value, constraint, f"choose among {', '.join(close)}"))
+            problems.append(Problem(f"{key}.{name}", value, constraint, f"choose among {', '.join(close)}"))
         else:
             try:
-                converted[key] = _convert(value, hints[key])
+                converted[name] = _convert(value, hints[name])
             except ValueError as error:
-                problems.append(Problem(f"env.options.{key}", value, str(error), "give a value of that kind"))
+                problems.append(Problem(f"{key}.{name}", value, str(error), "give a value of that kind"))
     if problems:
         raise UserError(*problems)
+    if generator == "composite":
+        for index, part in enumerate(converted.get("datasets", [])):
+            check_generator(part.name, f"{key}.datasets[{index}].name")
     return converted
 
 
-def build_generator(generator: str, options: Mapping[str, Any], *, seed: int, size: int) -> ProceduralDataset:
+def build_generator(generator: str, options: Mapping[str, Any], key: str, *, seed: int, size: int) -> ProceduralDataset:
     """The generator with converted options. Raises UserError when its own check of them fails."""
     dataset_class, config_class = DATASETS[generator]
     try:
         return dataset_class(config=config_class(**options, seed=seed, size=size))
     except Exception as error:  # generators check their options in their own ways, by assertions above all
-        raise options_error(generator, options, str(error) or type(error).__name__) from error
+        raise options_error(generator, options, key, str(error) or type(error).__name__) from error
 
 
-def options_error(generator: str, options: Mapping[str, Any], complaint: str) -> UserError:
+def options_error(generator: str, options: Mapping[str, Any], key: str, complaint: str) -> UserError:
     """A UserError about the options that the generator's complaint names, or about all of them when it names none."""
-    named = [key for key in options if key in complaint]
+    named = [name for name in options if name in complaint]
     constraint = f"the generator {generator} refuses it: {complaint.rstrip('.')[:300]}"
     way_out = "change it so that this holds"
     if named:
-        return UserError(*(Problem(f"env.options.{key}", options[key], constraint, way_out) for key in named))
-    return UserError(Problem("env.options", dict(options), constraint, way_out))
+        return UserError(*(Problem(f"{key}.{name}", options[name], constraint, way_out) for name in named))
+    return UserError(Problem(key, dict(options), constraint, way_out))
 
 
 def _convert(value: Any, kind: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from expert_iteration.config import derived
 from expert_iteration.config.checks import advice, leaf_problem, problems
 from expert_iteration.config.leaves import leaves, value_of
 from expert_iteration.config.loader import load
@@ -91,6 +92,7 @@ def test_choice_names_the_value_that_was_meant() -> None:
     assert "optimizer.scheduler.type=cosine" in str(scheduler)
 
 
+GCD = {"generator": "gcd"}
 CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("train.topk_size", {"train.topk_size": 17}, {"train.topk_size": 16}),
     ("train.dialog_turns_per_batch", {"train.dialog_turns_per_batch": 100}, {"train.dialog_turns_per_batch": 96}),
@@ -146,6 +148,32 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("env.prompt_template", {"env.prompt_template": "{question} {"}, {"env.prompt_template": "{question} {{"}),
     ("env.prompt_template", {"env.prompt_template": "{question} {x}"}, {"env.prompt_template": "{question} {{x}}"}),
     ("env.options.generator", {"env.options": {}}, {"env.options": {"generator": "gcd"}}),
+    ("env.options.generators", {"env.options": {"generators": []}}, {"env.options": {"generators": [GCD]}}),
+    (
+        "env.options.generators",
+        {"env.options": {"generator": "gcd", "generators": [GCD]}},
+        {"env.options": {"generator": None, "generators": [GCD]}},
+    ),
+    (
+        "env.options.generators[1].weight",
+        {"env.options": {"generators": [GCD, GCD | {"weight": math.inf}]}},
+        {"env.options": {"generators": [GCD, GCD | {"weight": 2.0}]}},
+    ),
+    (
+        "env.options.generators",
+        {"env.dataset": "countdown", "env.options": {"generators": [GCD]}},
+        {"env.dataset": "reasoning_gym"},
+    ),
+    (
+        "env.options.generator",
+        {"env.dataset": "countdown", "env.options": {"generator": "gcd"}},
+        {"env.options": {"max_numbers": 4}},
+    ),
+    (
+        "env.data_path",
+        {"env.dataset": "countdown", "env.options": {}, "env.data_path": "rows.jsonl"},
+        {"env.data_path": None},
+    ),
     (
         "env.options.generator",
         {"env.dataset": "gsm8k", "env.options": {"generator": "gcd"}},
@@ -169,6 +197,11 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("env.data_path", {"env.data_path": "rows.jsonl"}, {"env.data_path": None}),
     ("eval.num_prompts", {"env.test_size": 255}, {"eval.num_prompts": None}),
     ("eval.num_prompts", {"env.test_size": None, "eval.num_prompts": 501}, {"eval.num_prompts": 500}),
+    (
+        "eval.num_prompts",
+        {"env.dataset": "countdown", "env.options": {}, "env.test_size": None, "eval.num_prompts": 501},
+        {"eval.num_prompts": 500},
+    ),
     ("eval.num_prompts", {"env.test_size": 8, "eval.at_end": False}, {"eval.at_start": False}),
 ]
 
@@ -242,3 +275,30 @@ def test_advice_never_refuses(config: RunConfig, keys: dict[str, Any], named: st
     assert named in remark
     config.train.gradient_accumulation_steps = 1
     assert problems(config) == []
+
+
+INTEGRALS = {"generator": "simple_integration"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "workers"),
+    [
+        ("gsm8k", {}, 0),
+        ("math", {}, 2),
+        ("custom", {}, 2),
+        ("countdown", {"max_numbers": 4}, 0),
+        ("reasoning_gym", GCD, 0),
+        ("reasoning_gym", {"generators": [GCD, GCD]}, 0),
+        ("reasoning_gym", INTEGRALS, 2),
+        ("reasoning_gym", {"generator": "codeio"}, 2),
+        ("reasoning_gym", {"generators": [GCD, INTEGRALS]}, 2),
+        ("reasoning_gym", {"generator": "composite", "datasets": [{"name": "simple_integration", "weight": 1}]}, 2),
+    ],
+)
+def test_what_may_take_long_to_score_gets_processes_of_its_own(
+    config: RunConfig, dataset: str, options: dict[str, Any], workers: int
+) -> None:
+    set_keys(config, {"env.dataset": dataset, "env.options": options, "env.verifier_workers": None})
+    assert derived.verifier_workers(config) == workers
+    set_keys(config, {"env.verifier_workers": 1})
+    assert derived.verifier_workers(config) == 1

@@ -252,6 +252,7 @@ def test_results_are_written_one_problem_a_line(tmp_path: Path) -> None:
         "reward": 1.0,
         "num_response_tokens": 2,
         "truncated": False,
+        "details": {"success": 1.0},
     }
     assert second["reward"] is None and second["success"] is False
     assert third["gold"] == "frozenset()"

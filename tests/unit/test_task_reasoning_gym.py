@@ -138,9 +138,40 @@ def test_details_tell_success_and_graded_marks_in_either_mode() -> None:
 def test_a_fraction_to_be_simplified_is_not_right_as_it_stands() -> None:
     task = small("fraction_simplification", styles=["plain"])
     prompt = task.prompts("train")[0]
-    metadata = task._entries[prompt.row_id]["metadata"]
+    metadata = task._rows[prompt.row_id].entry["metadata"]
     assert task.score(prompt, f"{metadata['numerator']}/{metadata['denominator']}").reward == 0.0
     assert task.score(prompt, f"So it is {prompt.gold}").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("generator", "options", "is_one_number", "wrong"),
+    [
+        ("base_conversion", {}, str.isdigit, "{}e"),
+        ("prime_factorization", {}, str.isdigit, "3 × {}"),
+        ("polynomial_equations", {"min_degree": 1, "max_degree": 1}, lambda gold: "," not in gold, "7.5, {}"),
+        ("manipulate_matrix", {}, str.isdigit, "5 {}"),
+    ],
+)
+def test_an_answer_that_happens_to_be_one_number_is_no_last_number(
+    generator: str, options: dict[str, Any], is_one_number: Any, wrong: str
+) -> None:
+    task = small(generator, size=20, **options)
+    prompts = [prompt for split in ("train", "test") for prompt in task.prompts(split) if is_one_number(prompt.gold)]
+    assert prompts
+    for prompt in prompts:
+        assert task.score(prompt, wrong.format(prompt.gold)).reward in (0.0, None)
+        assert task.score(prompt, prompt.gold).reward == 1.0
+
+
+def test_an_absolute_tolerance_does_not_make_a_small_number_right() -> None:
+    task = small("coin_flip", min_trials=14, max_trials=14, size=4)
+    prompt = min((*task.prompts("train"), *task.prompts("test")), key=lambda prompt: float(prompt.gold))
+    rare = task._rows[prompt.row_id]
+    rare.entry["answer"] = "6.103515625e-05"  # 2^-14; the scorer takes all within 1e-4 for right
+    assert task.score(prompt, "0").reward == 0.0
+    assert task.score(prompt, "3.05e-05").reward == 0.0
+    assert task.score(prompt, "6.1e-05").reward == 1.0
+    assert task.score(prompt, "6.103515625e-05").reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -205,7 +236,7 @@ def test_a_generator_without_gold_answers_is_scored_by_its_verifier() -> None:
     prompt = task.prompts("train")[0]
     assert prompt.gold is None
     task.self_check()
-    puzzle = task._entries[prompt.row_id]["metadata"]["puzzle"]
+    puzzle = task._rows[prompt.row_id].entry["metadata"]["puzzle"]
     colors: dict[int, int] = {}
     for vertex in puzzle["vertices"]:
         taken = {colors.get(a if b == vertex else b) for a, b in puzzle["edges"] if vertex in (a, b)}
