@@ -21,6 +21,7 @@ LEVELS = {
     "tasks": 1,
     "selection": 1,
     "log_probs": 1,
+    "packing": 1,
     "replay_buffer": 1,
     "loss": 1,
     "metrics": 1,

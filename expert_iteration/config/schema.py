@@ -149,6 +149,10 @@ class TrainConfig:
     prioritized_sampling_epsilon: float = key("Keeps the priority of the lowest reward above zero.", gt=0)
     epochs: int = key("Passes over the buffer per collection.", ge=1)
     optim_batch_size: int = key("Samples per micro-batch and device.", ge=1)
+    packing: bool = key(
+        "Several sequences in a row of a batch, and a prompt that several share once, where the model takes a mask for "
+        "each query (SDPA without sliding windows). The result is the same but for rounding."
+    )
     gradient_accumulation_steps: int = key("Micro-batches per optimizer step and device.", ge=1)
     weight_update_frequency: int | None = key(
         "Optimizer steps between publishes; blank is after each collection.", ge=1

@@ -18,7 +18,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.expert_data import ExpertData, load_expert_data
-from expert_iteration.log_probs import check_projection
+from expert_iteration.log_probs import can_pack, check_projection
 from expert_iteration.loss import SFTLoss
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.metrics.memory import peak_memory_gib
@@ -56,11 +56,12 @@ def build(config: RunConfig, run_dir: Path) -> Components:
 
     devices = device_plan(config, torch.cuda.device_count())
     policy = load_policy(config, devices.train[0])
-    check_projection(policy.model)
+    packed = config.train.packing and can_pack(policy.model)
+    check_projection(policy.model, packed=packed)
     engine = _build_engine(config, devices.inference[0])
     verifier = with_reward_model(verifier, config, devices.inference[0])
     reference = _build_reference(config, policy, devices.reference[0])
-    trainer = _build_trainer(config, policy)
+    trainer = _build_trainer(config, policy, packed=packed)
     weight_sync = InProcessWeightSync(trainer, engine)
     logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
@@ -183,11 +184,13 @@ def _build_reference(config: RunConfig, policy: Policy, device: torch.device) ->
     if not reference_needed(train.loss_function, train.kl_to_ref_coeff, train.kl_to_ref_schedule):
         return None
     if policy.is_lora:
-        return AdapterOffReference(policy, batch_size=train.optim_batch_size)
-    return FrozenReference(load_reference_model(config, device), batch_size=train.optim_batch_size)
+        packed = train.packing and can_pack(policy.model)
+        return AdapterOffReference(policy, batch_size=train.optim_batch_size, packed=packed)
+    model = load_reference_model(config, device)
+    return FrozenReference(model, batch_size=train.optim_batch_size, packed=train.packing and can_pack(model))
 
 
-def _build_trainer(config: RunConfig, policy: Policy) -> Trainer:
+def _build_trainer(config: RunConfig, policy: Policy, *, packed: bool) -> Trainer:
     train = config.train
     return Trainer(
         policy,
@@ -196,6 +199,7 @@ def _build_trainer(config: RunConfig, policy: Policy) -> Trainer:
         kl_to_ref_coeff=train.kl_to_ref_coeff,
         kl_to_ref_schedule=train.kl_to_ref_schedule,
         total_steps=derived.total_planned_steps(config),
+        packed=packed,
     )
 
 
