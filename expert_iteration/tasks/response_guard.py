@@ -106,10 +106,10 @@ def _is_formula(
             allowed = num_powers <= MAX_NESTED_POWERS and recurse(left, powers) and recurse(right, powers)
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as divisor)) if in_exponent:
             allowed = not isinstance(divisor, bool) and 1 <= divisor <= MAX_EXPONENT and recurse(left)
-        case ast.BinOp(op=ast.Div()) if in_exponent:
-            allowed = False
-        case ast.BinOp(left=ast.Constant() | ast.UnaryOp() | ast.BinOp(), op=ast.Pow()) if in_exponent:
-            allowed = False  # x**20**20
+        case ast.BinOp(op=ast.Div()) | ast.BinOp(left=ast.Constant() | ast.UnaryOp() | ast.BinOp(), op=ast.Pow()) if (
+            in_exponent
+        ):
+            allowed = False  # x**(1/0.001), x**20**20
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
             allowed = recurse(left) and recurse(right)
         case ast.BinOp(left=left, op=ast.Pow(), right=right) if algebra and num_powers < MAX_NESTED_POWERS:
