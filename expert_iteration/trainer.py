@@ -54,6 +54,7 @@ class Trainer:
         kl_to_ref_coeff: weight of the KL term at the start of the run.
         kl_to_ref_schedule: how that weight moves.
         total_steps: length of the rate schedule in optimizer steps.
+        packed: whether sequences are packed; see log_probs.token_log_probs.
 
     Attributes:
         policy_version: publishes so far; the weight sync counts it up.
@@ -69,12 +70,14 @@ class Trainer:
         kl_to_ref_coeff: float,
         kl_to_ref_schedule: KLScheduleConfig,
         total_steps: int,
+        packed: bool = False,
     ) -> None:
         self.policy = policy
         self.loss = loss
         self.policy_version = 0
         self.optimizer_steps = 0
         self.total_steps = total_steps
+        self._packed = packed
         self._optimizer_config = optimizer_config
         self._kl_to_ref_coeff = kl_to_ref_coeff
         self._kl_to_ref_schedule = kl_to_ref_schedule
@@ -131,7 +134,7 @@ class Trainer:
             batch = micro_batch.to(device)
             with self.policy.autocast():
                 log_probs = token_log_probs(
-                    self.policy.model, batch.token_ids, batch.loss_mask, batch.attention_mask
+                    self.policy.model, batch.token_ids, batch.loss_mask, batch.attention_mask, packed=self._packed
                 )  # (B, T)
             terms = self.loss(log_probs, batch, denominators, kl_to_ref_coeff=coefficient)
             terms.total.backward()

@@ -67,6 +67,13 @@ def score_file(args: argparse.Namespace) -> int:
         if args.self_check:
             task.self_check(verifier.score_many)
         rows = read_responses(args.responses, task)
+        if config.reward_model.name is not None:
+            import torch
+
+            from expert_iteration.reward_model import check_reward_model, with_reward_model
+
+            check_reward_model(config)
+            verifier = with_reward_model(verifier, config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         scores = verifier.score_many([(prompt, response) for _, prompt, response in rows])
     finally:
         verifier.close()

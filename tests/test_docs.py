@@ -24,7 +24,7 @@ SCRIPT = "scripts/expert-iteration-sync.py"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
-METRIC_ROW = re.compile(r"^\| `([a-z]+/\w+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+METRIC_ROW = re.compile(r"^\| `([a-z]+/[\w*]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 MAKE_TARGET = re.compile(r"\bmake ([a-z][\w-]*)")
 FILE_NAME = re.compile(r"(?<![\w./-])([\w.-]+(?:/[\w.-]+)*\.(?:py|md|yaml|toml|sh))(?![\w/-])")
 OVERRIDE = re.compile(r"(?<!\S)\+*([a-z_]+(?:\.[a-z_]+)+)=")
@@ -89,6 +89,7 @@ def logged_names(nodes: list[ast.AST]) -> set[str]:
     whole = {text for text in texts if re.fullmatch(rf"({groups})/\w+", text)}
     starts = {text for text in texts if re.fullmatch(rf"({groups})/", text)} - {"time/"}
     composed = {name for name in GLOSSARY for start in starts if name.startswith(start) and name[len(start) :] in texts}
+    composed |= {f"{start}*" for start in starts} & GLOSSARY.keys()
     stages = {
         f"time/{node.args[0].value!s}"
         for node in nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -349,6 +350,19 @@ def _reward_weights(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _reward_model(config: RunConfig) -> Iterator[Problem]:
+    model = config.reward_model
+    if model.name is None and (model.weight, model.task_weight) != (1.0, 1.0):
+        key = "reward_model.weight" if model.weight != 1.0 else "reward_model.task_weight"
+        value = model.weight if model.weight != 1.0 else model.task_weight
+        yield Problem(key, value, "there is no reward model to weigh", "name one in reward_model.name, or write 1.0")
+    if model.name is not None and model.weight == 0:
+        way_out = "write another weight, or reward_model.name=null"
+        yield Problem("reward_model.weight", 0.0, "a reward model without weight costs time for nothing", way_out)
+    if model.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", model.device):
+        yield Problem("reward_model.device", model.device, "has to be cpu, cuda or cuda:NUMBER", "write one of these")
+
+
 def _expert_share(config: RunConfig) -> Iterator[Problem]:
     if derived.max_expert_per_group(config) == 0:
         yield Problem(
@@ -387,6 +401,7 @@ CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _prompt_template,
     _task_options,
     _reward_weights,
+    _reward_model,
     _expert_share,
     _held_out_rows,
 )

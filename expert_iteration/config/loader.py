@@ -51,6 +51,8 @@ from expert_iteration.errors import (
 Main = Callable[[RunConfig, Path], int]
 HYDRA_VERSION_BASE = "1.3"
 FREE_FORM = ("env.options", "env.reward_weights")
+SHORTHANDS = {"reward_model": "reward_model.name"}
+"""A text that is given for one of these groups is the value of a key in it."""
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -225,6 +227,8 @@ def _passed_on(override: Override) -> list[str]:
         return [f"~{key}", f"++{key}={value}"]
     elif _is_free_form(key):
         return [f"++{key}={value}"]
+    elif key in SHORTHANDS and not value.startswith("{"):
+        return [f"{SHORTHANDS[key]}={value}"]
     else:
         return [f"{key}={value}"]
 

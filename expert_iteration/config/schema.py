@@ -84,6 +84,29 @@ class ModelConfig:
     trust_remote_code: bool = key("Run Python code that comes with the model.")
 
 
+DTYPES = ("auto", "float32", "bfloat16")
+ATTENTION = ("sdpa", "eager")
+
+
+@dataclass
+class RewardModelConfig:
+    """A model that scores completions too. `reward_model=NAME` is short for `reward_model.name=NAME`."""
+
+    name: str | None = key("Sequence classification model with one output: hub name or folder. Blank is none.")
+    weight: float = key("Weight of its score in the reward.")
+    task_weight: float = key("Weight of the task's own reward beside it; 0 trains on the reward model alone.", ge=0)
+    transform: str = key("none: the score as it is. sigmoid: between 0 and 1.", choices=("none", "sigmoid"))
+    batch_size: int = key("Conversations per forward pass.", ge=1)
+    max_length: int | None = key(
+        "Most tokens of prompt and response, above which a completion is unscored; blank is all that the model has "
+        "positions for.",
+        ge=1,
+    )
+    torch_dtype: str = key("Type of its weights; auto as in train_model.", choices=DTYPES)
+    device: str | None = key("Where it computes, such as cuda:1; blank is the engine's device.")
+    offload: bool = key("Keep it in main memory between uses.")
+
+
 @dataclass
 class SelectionConfig:
     """Which of a group's completions are kept."""
@@ -126,6 +149,10 @@ class TrainConfig:
     prioritized_sampling_epsilon: float = key("Keeps the priority of the lowest reward above zero.", gt=0)
     epochs: int = key("Passes over the buffer per collection.", ge=1)
     optim_batch_size: int = key("Samples per micro-batch and device.", ge=1)
+    packing: bool = key(
+        "Several sequences in a row of a batch, and a prompt that several share once, where the model takes a mask for "
+        "each query (SDPA without sliding windows). The result is the same but for rounding."
+    )
     gradient_accumulation_steps: int = key("Micro-batches per optimizer step and device.", ge=1)
     weight_update_frequency: int | None = key(
         "Optimizer steps between publishes; blank is after each collection.", ge=1
@@ -152,10 +179,6 @@ class LoraConfig:
     r: int = key("Rank.", ge=1)
     alpha: float = key("Scale: the adapter's output is multiplied by alpha / r.", gt=0)
     dropout: float = key("Dropout on the adapter's input.", ge=0, lt=1)
-
-
-DTYPES = ("auto", "float32", "bfloat16")
-ATTENTION = ("sdpa", "eager")
 
 
 @dataclass
@@ -251,6 +274,7 @@ class RunConfig:
     plan: bool = key("Print the resolved config, the devices and a memory estimate, and stop.")
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     train_model: TrainModelConfig = field(default_factory=TrainModelConfig)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from expert_iteration.selection import is_scored
 from expert_iteration.statistics import summarize
 from expert_iteration.types import POLICY, Rollout, RolloutGroup
+
+UNSCORED_REASONS = ("timed_out", "crashed", "raised", "invalid", "declined", "too_long")
+"""Last names of the details that say why a response has no reward."""
 
 
 def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -29,8 +33,25 @@ def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "selection/truncated_samples": sum(rollout.truncated for rollout in rollouts),
         **_reward_metrics(rollouts),
         **_success_metrics(groups),
+        **_part_metrics(rollouts),
         **_length_metrics(rollouts),
         **_expert_metrics([rollout for rollout in everything if rollout.source != POLICY]),
+    }
+
+
+def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of each part of the scores over the rollouts that have it, and how many are unscored for each reason."""
+    parts: dict[str, list[float]] = {}
+    reasons: Counter[str] = Counter()
+    for rollout in rollouts:
+        for name, value in rollout.score.details.items():
+            if is_scored(rollout.reward) and name != "success":
+                parts.setdefault(name, []).append(value)
+            elif name.rpartition(".")[2] in UNSCORED_REASONS:
+                reasons[name] += 1
+    return {
+        **{f"parts/{name}": summarize(values).mean for name, values in sorted(parts.items())},
+        **{f"unscored/{name}": count for name, count in sorted(reasons.items())},
     }
 
 

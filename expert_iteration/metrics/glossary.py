@@ -20,6 +20,8 @@ class Metric(NamedTuple):
 GROUPS: dict[str, str] = {
     "progress": "Where the run stands. The first two are on every line.",
     "reward": "Rewards of what the policy has sampled; completions that could not be scored are left out.",
+    "parts": "What rewards are made of: one metric for each component, reward function and reward model.",
+    "unscored": "Why completions have no reward. One metric for each reason.",
     "selection": "What the selection kept, and why it dropped groups: a dropped group counts under one reason.",
     "length": "Lengths of what the policy has sampled.",
     "expert": "Responses of env.expert_data; only where there are any in the collection.",
@@ -53,6 +55,8 @@ GLOSSARY: dict[str, Metric] = {
     "reward/max": Metric("reward", "Highest reward."),
     "reward/accuracy": Metric("share", "Share of the scored completions that succeed by the task's exact metric."),
     "reward/pass_at_n": Metric("share", "Share of the groups with at least one success among their N completions."),
+    "parts/*": Metric("part", "Mean of this part over the scored completions that have it."),
+    "unscored/*": Metric("completions", "Completions without a reward for this reason."),
     "selection/groups": Metric("groups", "Groups collected: one per visit to a prompt."),
     "selection/accepted_groups": Metric("groups", "Groups of which at least one completion was kept."),
     "selection/tied_groups": Metric("groups", "Groups dropped because all their scored rewards are equal."),
@@ -146,7 +150,7 @@ GLOSSARY: dict[str, Metric] = {
 
 def check_names(names: Iterable[str]) -> None:
     """Raises ValueError that lists the names the glossary does not hold."""
-    unknown = [name for name in names if name not in GLOSSARY]
+    unknown = [name for name in names if name not in GLOSSARY and f"{name.partition('/')[0]}/*" not in GLOSSARY]
     if unknown:
         raise ValueError(f"metrics without an entry in expert_iteration/metrics/glossary.py: {', '.join(unknown)}")
 

@@ -18,7 +18,7 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.expert_data import ExpertData, load_expert_data
-from expert_iteration.log_probs import check_projection
+from expert_iteration.log_probs import can_pack, check_projection
 from expert_iteration.loss import SFTLoss
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.metrics.memory import peak_memory_gib
@@ -29,6 +29,7 @@ from expert_iteration.model_source import check_model, check_vocabulary, load_ch
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.reward_model import check_reward_model, with_reward_model
 from expert_iteration.runtime.plan import device_plan, max_cached_tokens, max_sequences
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
@@ -46,6 +47,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
     check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    check_reward_model(config)
     task = build_task(config)
     verifier = build_verifier(config, task)
     encoder = load_chat_encoder(config.model)
@@ -54,10 +56,12 @@ def build(config: RunConfig, run_dir: Path) -> Components:
 
     devices = device_plan(config, torch.cuda.device_count())
     policy = load_policy(config, devices.train[0])
-    check_projection(policy.model)
+    packed = config.train.packing and can_pack(policy.model)
+    check_projection(policy.model, packed=packed)
     engine = _build_engine(config, devices.inference[0])
+    verifier = with_reward_model(verifier, config, devices.inference[0])
     reference = _build_reference(config, policy, devices.reference[0])
-    trainer = _build_trainer(config, policy)
+    trainer = _build_trainer(config, policy, packed=packed)
     weight_sync = InProcessWeightSync(trainer, engine)
     logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
@@ -180,11 +184,13 @@ def _build_reference(config: RunConfig, policy: Policy, device: torch.device) ->
     if not reference_needed(train.loss_function, train.kl_to_ref_coeff, train.kl_to_ref_schedule):
         return None
     if policy.is_lora:
-        return AdapterOffReference(policy, batch_size=train.optim_batch_size)
-    return FrozenReference(load_reference_model(config, device), batch_size=train.optim_batch_size)
+        packed = train.packing and can_pack(policy.model)
+        return AdapterOffReference(policy, batch_size=train.optim_batch_size, packed=packed)
+    model = load_reference_model(config, device)
+    return FrozenReference(model, batch_size=train.optim_batch_size, packed=train.packing and can_pack(model))
 
 
-def _build_trainer(config: RunConfig, policy: Policy) -> Trainer:
+def _build_trainer(config: RunConfig, policy: Policy, *, packed: bool) -> Trainer:
     train = config.train
     return Trainer(
         policy,
@@ -193,6 +199,7 @@ def _build_trainer(config: RunConfig, policy: Policy) -> Trainer:
         kl_to_ref_coeff=train.kl_to_ref_coeff,
         kl_to_ref_schedule=train.kl_to_ref_schedule,
         total_steps=derived.total_planned_steps(config),
+        packed=packed,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -82,26 +83,25 @@ def write_scores(scored: Sequence[ScoredResponse], path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def score_table(scored: Sequence[ScoredResponse], *, max_rows: int) -> Table:
-    """The first responses with their rewards and details, and the means of all in the last row."""
-    names = sorted({name for entry in scored for name in entry.score.details})
-    table = Table(title=f"{len(scored)} responses", title_justify="left")
-    for heading in ("row", "response", "reward", *names):
-        table.add_column(heading, justify="left" if heading == "response" else "right", overflow="fold")
+def score_table(scored: Sequence[ScoredResponse], *, max_rows: int) -> Group:
+    """The first responses with their rewards and details, and the means over all of them."""
+    responses = Table(title=f"{len(scored)} responses", title_justify="left")
+    for heading in ("row", "response", "reward", "details"):
+        responses.add_column(heading, justify="right" if heading in ("row", "reward") else "left", overflow="fold")
     for entry in scored[:max_rows]:
-        values = [entry.score.details.get(name) for name in names]
+        details = Text("  ".join(f"{name} {_shown(value)}" for name, value in entry.score.details.items()))
         response = Text(repr(entry.response[-60:])[1:-1])
-        table.add_row(str(entry.prompt.row_id), response, _shown(entry.score.reward), *map(_shown, values))
-    table.add_section()
-    means = [_mean([entry.score.details.get(name) for entry in scored]) for name in names]
-    table.add_row("", "mean", _shown(_mean([entry.score.reward for entry in scored])), *map(_shown, means))
-    return table
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are there."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+        responses.add_row(str(entry.prompt.row_id), response, _shown(entry.score.reward), details)
+    means = Table(title="means", title_justify="left")
+    for heading in ("", "mean", "of"):
+        means.add_column(heading, justify="right" if heading else "left")
+    names = sorted({name for entry in scored for name in entry.score.details})
+    columns = {"reward": [entry.score.reward for entry in scored]}
+    columns |= {name: [entry.score.details.get(name) for entry in scored] for name in names}
+    for name, values in columns.items():
+        there = [value for value in values if value is not None]
+        means.add_row(name, _shown(sum(there) / len(there) if there else None), str(len(there)))
+    return Group(responses, means)
 
 
 def _shown(value: float | None) -> str:

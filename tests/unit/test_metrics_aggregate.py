@@ -117,3 +117,20 @@ def test_experts_are_described_apart_from_the_policy() -> None:
     assert metrics["expert/unscored_rollouts"] == 1
     assert metrics["expert/reward_mean"] == 0.5
     check_names(metrics)
+
+
+def test_parts_and_reasons_by_hand() -> None:
+    def scored(reward: float | None, **details: float) -> Rollout:
+        turn = Turn((1,), (2,), (-0.5,), "stop")
+        names = {name.replace("_dot_", "."): value for name, value in details.items()}
+        return Rollout((turn,), "", Score(reward, names), policy_version=0)
+
+    metrics = collection_metrics(
+        [
+            group(scored(1.0, success=1, format=1.0, short=0.25), scored(0.5, success=0, format=0.0)),
+            group(scored(None, success=0, format=1.0, judge_dot_raised=1.0), scored(None, timed_out=1.0), row_id=1),
+        ]
+    )
+    parts = {name: value for name, value in metrics.items() if name.startswith(("parts/", "unscored/"))}
+    assert parts == {"parts/format": 0.5, "parts/short": 0.25, "unscored/judge.raised": 1, "unscored/timed_out": 1}
+    check_names(metrics)

@@ -30,3 +30,7 @@ def test_unknown_names_are_listed_all_at_once() -> None:
     check_names(["reward/mean", "loss/total"])
     with pytest.raises(ValueError, match="reward/maen, loss/sum"):
         check_names(["reward/maen", "loss/total", "loss/sum"])
+
+
+def test_names_that_a_task_chooses_are_known_by_their_group() -> None:
+    check_names(["parts/closeness", "parts/judge.length", "unscored/timed_out"])

@@ -1,0 +1,254 @@
+"""A reward model beside a task's own reward, or in its place: a sequence classification model with one output.
+
+reward = task_weight * task reward + weight * transform(score of the conversation)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from expert_iteration.config.schema import RewardModelConfig, RunConfig
+from expert_iteration.errors import Problem, UserError
+from expert_iteration.model import resolve_dtype
+from expert_iteration.model_source import loading_error, local_files_only, resolve_model
+from expert_iteration.tasks.answers import strip_reasoning
+from expert_iteration.types import Prompt, Score, Verifier
+
+KEY = "reward_model.name"
+NAME = "reward_model"
+"""Of its part in the details of a score."""
+
+
+class RewardModel:
+    """Scores conversations in batches.
+
+    Args:
+        model: a sequence classification model with one output, in eval mode.
+        tokenizer: its own.
+        batch_size: conversations per forward pass.
+        max_length: most tokens of a conversation.
+        device: where it computes.
+        offload: whether it is kept on the CPU between uses.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int,
+        max_length: int,
+        device: torch.device,
+        offload: bool = False,
+    ) -> None:
+        self.max_length = max_length
+        self._home = torch.device("cpu") if offload else device
+        self._model = model.eval().requires_grad_(False).to(self._home)
+        self._tokenizer = tokenizer
+        self._batch_size = batch_size
+        self._device = device
+
+    def encode(self, prompt: Prompt, response: str) -> dict[str, list[int]]:
+        """The model's inputs for one conversation: by the tokenizer's chat template, else prompt and response as a pair
+        of texts. Reasoning is no part of the response."""
+        answer = strip_reasoning(response)
+        if self._tokenizer.chat_template is None:
+            asked = "\n".join(message["content"] for message in prompt.messages)
+            return dict(self._tokenizer(asked, answer))
+        messages = [*(dict(message) for message in prompt.messages), {"role": "assistant", "content": answer}]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        return dict(self._tokenizer(text, add_special_tokens=False))  # the template writes the special tokens
+
+    @torch.no_grad()
+    def scores(self, encoded: Sequence[Mapping[str, list[int]]]) -> list[float]:
+        """One score per encoded conversation, in order; the company of others does not change it but for rounding."""
+        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]["input_ids"]))
+        found: dict[int, float] = {}
+        self._model.to(self._device)
+        try:
+            for start in range(0, len(order), self._batch_size):
+                indices = order[start : start + self._batch_size]
+                logits = self._logits([encoded[index] for index in indices])
+                found |= zip(indices, logits.tolist(), strict=True)
+        finally:
+            self._model.to(self._home)
+        return [found[index] for index in range(len(encoded))]
+
+    def _logits(self, encoded: Sequence[Mapping[str, list[int]]]) -> Tensor:
+        """(B,) float32."""
+        pad_id = _absent_id(encoded, self._tokenizer.pad_token_id)
+        # transformers takes the last token that is not this one for the end of the conversation.
+        self._model.config.get_text_config().pad_token_id = pad_id
+        self._model.config.pad_token_id = pad_id
+        fill = {"input_ids": pad_id, "attention_mask": 0}
+        inputs = {
+            name: _padded([each[name] for each in encoded], fill.get(name, 0)).to(self._device) for name in encoded[0]
+        }
+        logits: Tensor = self._model(**inputs).logits  # (B, 1)
+        return logits[:, 0].float()
+
+
+class RewardModelVerifier:
+    """Adds a reward model to what scores a task.
+
+    A response that the task could not score stays unscored, unless `task_weight` is 0. `success` stays the task's.
+    """
+
+    def __init__(
+        self, verifier: Verifier, reward_model: RewardModel, *, weight: float, task_weight: float, transform: str
+    ) -> None:
+        if transform not in ("none", "sigmoid"):
+            raise ValueError(f"transform={transform!r}: one of none, sigmoid")
+        self._verifier = verifier
+        self._reward_model = reward_model
+        self._weight = weight
+        self._task_weight = task_weight
+        self._transform = transform
+
+    def score_many(self, items: Sequence[tuple[Prompt, str]]) -> list[Score]:
+        """One score per item, in order. `details` gains `task_reward` and `reward_model`, or why there is none."""
+        scores = self._verifier.score_many(items)
+        usable = [index for index, score in enumerate(scores) if score.reward is not None or self._task_weight == 0]
+        encoded = {index: self._reward_model.encode(*items[index]) for index in usable}
+        short = [index for index in usable if len(encoded[index]["input_ids"]) <= self._reward_model.max_length]
+        raw = dict(zip(short, self._reward_model.scores([encoded[index] for index in short]), strict=True))
+        return [self._combined(score, raw.get(index), is_usable=index in encoded) for index, score in enumerate(scores)]
+
+    def close(self) -> None:
+        """Closes the task's verifier."""
+        self._verifier.close()
+
+    def _combined(self, score: Score, raw: float | None, *, is_usable: bool) -> Score:
+        details = dict(score.details)
+        if score.reward is not None:
+            details["task_reward"] = score.reward
+        if not is_usable:
+            return Score(None, details)
+        if raw is None:
+            return Score(None, details | {f"{NAME}.too_long": 1.0})
+        if not math.isfinite(raw):
+            return Score(None, details | {f"{NAME}.invalid": 1.0})
+        value = raw if self._transform == "none" else _sigmoid(raw)
+        task_part = self._task_weight * score.reward if score.reward is not None else 0.0
+        return Score(task_part + self._weight * value, details | {NAME: value})
+
+
+def check_reward_model(config: RunConfig) -> None:
+    """Reads config and tokenizer of reward_model.name, if there is one; no weights.
+
+    Raises:
+        UserError: it cannot be found, or is no sequence classification model with one output.
+    """
+    name = config.reward_model.name
+    if name is None:
+        return
+    source, trust = resolve_model(name, key=KEY), config.model.trust_remote_code
+    try:
+        found = AutoConfig.from_pretrained(source, trust_remote_code=trust, local_files_only=local_files_only(source))
+        AutoTokenizer.from_pretrained(source, trust_remote_code=trust, local_files_only=local_files_only(source))
+    except (OSError, ValueError) as error:
+        raise loading_error(name, source, error, key=KEY) from error
+    if not trust and type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise _error(name, f"{found.model_type} has no sequence classification model")
+    if found.num_labels != 1:
+        raise _error(name, f"it has {found.num_labels} outputs, and a reward is one number")
+
+
+def with_reward_model(verifier: Verifier, config: RunConfig, default_device: torch.device) -> Verifier:
+    """The verifier with the reward model of the config, or as it is where the config has none.
+
+    Raises:
+        UserError: the model cannot be loaded, or its weights lack the output layer.
+    """
+    settings = config.reward_model
+    if settings.name is None:
+        return verifier
+    device = default_device if settings.device is None else torch.device(settings.device)
+    model, tokenizer = _load(settings, device, trust_remote_code=config.model.trust_remote_code)
+    reward_model = RewardModel(
+        model,
+        tokenizer,
+        batch_size=settings.batch_size,
+        max_length=settings.max_length or _num_positions(settings.name, model),
+        device=device,
+        offload=settings.offload,
+    )
+    return RewardModelVerifier(
+        verifier,
+        reward_model,
+        weight=settings.weight,
+        task_weight=settings.task_weight,
+        transform=settings.transform,
+    )
+
+
+def _load(
+    settings: RewardModelConfig, device: torch.device, *, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    name = settings.name
+    assert name is not None
+    source: Path | str = resolve_model(name, key=KEY)
+    transformers_logging.disable_progress_bar()
+    where: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": local_files_only(source)}
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=resolve_dtype(settings.torch_dtype, device), output_loading_info=True, **where
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise loading_error(name, source, error, key=KEY) from error
+    # transformers fills them with random values and goes on: a language model would give random rewards.
+    if info["missing_keys"]:
+        raise _error(name, f"its weights lack {', '.join(sorted(info['missing_keys']))}")
+    return model, tokenizer
+
+
+def _num_positions(name: str, model: PreTrainedModel) -> int:
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        raise UserError(
+            Problem(
+                "reward_model.max_length",
+                "null",
+                f"the config of {name} does not say how many positions it has",
+                "give the most tokens of a conversation",
+            )
+        )
+    return positions
+
+
+def _absent_id(encoded: Sequence[Mapping[str, list[int]]], pad_id: int | None) -> int:
+    """An id to pad with that stands in none of the conversations: the tokenizer's own, if it may."""
+    present = {token for each in encoded for token in each["input_ids"]}
+    candidates: Iterator[int] = (token for token in range(len(present) + 1) if token not in present)
+    return pad_id if pad_id is not None and pad_id not in present else next(candidates)
+
+
+def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
+    """(B, T) int64, padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
+
+
+def _error(name: str, constraint: str) -> UserError:
+    return UserError(Problem(KEY, name, constraint, "name a sequence classification model that gives one number"))
