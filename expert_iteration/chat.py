@@ -7,6 +7,7 @@ made from sampled ids for the reward alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import jinja2
@@ -64,7 +65,7 @@ class ChatEncoder:
     def encode_response(self, text: str) -> tuple[int, ...]:
         """Ids of a response that was written and not sampled, with the end token that the template puts after it."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return (*ids, *self._end_ids())
+        return (*ids, *self._end_ids)
 
     def decode(self, turn: Turn, include_stop: bool) -> str:
         """Text of the response without special tokens; `include_stop` keeps the end token's text if it was sampled."""
@@ -75,6 +76,7 @@ class ChatEncoder:
             text += self._text(ids[-1:], skip_special_tokens=False)
         return text
 
+    @cached_property
     def _end_ids(self) -> tuple[int, ...]:
         """The end token of the template, else the tokenizer's; empty where there is none."""
         if not self.is_plain:

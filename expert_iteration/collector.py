@@ -184,7 +184,7 @@ class Collector:
         self._prompts_per_collection = prompts_per_collection
         self._repeats = repeats
         self._include_stop = include_stop
-        self._expert_responses = expert_data.responses if expert_data is not None else {}
+        self._expert_data = expert_data
         self._seed = seed
         self._logger = logger
 
@@ -220,6 +220,11 @@ class Collector:
             samples = tuple(with_reference(self._reference, collection.samples))
         return replace(collection, samples=samples)
 
+    def dropped(self) -> dict[str, float]:
+        """What could not be used so far, as metrics: prompts, and rows of the expert data."""
+        expert = {} if self._expert_data is None else self._expert_data.metrics()
+        return {"prompts/dropped_too_long": self.stream.dropped_too_long, **expert}
+
     def _request(self, visit: Visit) -> GenerationRequest:
         seeds = tuple(
             derive_seed(self._seed, "sample", visit.prompt.row_id, visit.epoch, index) for index in range(self._repeats)
@@ -251,7 +256,7 @@ class Collector:
         )
 
     def _expert_turns(self, visit: Visit) -> list[tuple[Turn, str]]:
-        responses = self._expert_responses.get(visit.prompt.row_id, ())
+        responses = () if self._expert_data is None else self._expert_data.responses.get(visit.prompt.row_id, ())
         return [(response.turn(visit.prompt_ids), response.source) for response in responses]
 
 

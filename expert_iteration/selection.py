@@ -94,7 +94,8 @@ class TopKRewardSelector(Transform):
 
     `select` serves the pipeline. As a torchrl transform on a replay buffer it filters what is extended: items of one
     call that share (`row_id_key`, `epoch_key`) form a group, never items that share a text, and a call carries whole
-    groups. Nothing is kept between calls; `include_truncated` is for `select`, since items carry no such mark.
+    groups. Nothing is kept between calls; `include_truncated` and `max_expert` are for `select`, since items carry no
+    such marks.
 
     Args:
         topk_size: most completions kept per group.
@@ -124,6 +125,8 @@ class TopKRewardSelector(Transform):
         super().__init__()
         if strategy not in ("topk", "random"):
             raise ValueError(f"strategy={strategy!r}: one of topk, random")
+        if max_expert is not None and max_expert < 1:
+            raise ValueError(f"max_expert={max_expert}: at least 1, or None for no bound")
         self.topk_size = topk_size
         self.above: str = above
         self.min_reward = min_reward

@@ -17,19 +17,23 @@ TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
-    env.data_path and logging.checkpoint_dir are paths. model.name is one where it exists below `launch_dir` or is
-    written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file exists or where it
-    ends in .jinja, .jinja2, .j2 or .txt.
+    env.data_path, env.expert_data and logging.checkpoint_dir are paths. model.name is one where it exists below
+    `launch_dir` or is written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file
+    exists or where it ends in .jinja, .jinja2, .j2 or .txt.
     """
     problems: list[Problem] = []
     data_path = _absolute(config.env.data_path, launch_dir)
     if data_path not in (None, MISSING) and not Path(data_path).exists():
         problems.append(Problem("env.data_path", data_path, "no such file or folder", "give one that exists"))
+    expert_data = _absolute(config.env.expert_data, launch_dir)
+    if expert_data not in (None, MISSING) and not Path(expert_data).is_file():
+        way_out = "give a JSON Lines or Parquet file, or write env.expert_data=null"
+        problems.append(Problem("env.expert_data", expert_data, "no such file", way_out))
     name = _model_name(config.model.name, launch_dir, problems)
     chat_template = _chat_template(config.model.chat_template, launch_dir, problems)
     resolved = replace(
         config,
-        env=replace(config.env, data_path=data_path),
+        env=replace(config.env, data_path=data_path, expert_data=expert_data),
         model=replace(config.model, name=name, chat_template=chat_template),
         logging=replace(config.logging, checkpoint_dir=_absolute(config.logging.checkpoint_dir, launch_dir)),
     )

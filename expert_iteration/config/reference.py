@@ -34,9 +34,9 @@ python scripts/expert-iteration-sync.py mode=sync --config-name ei_demo --multir
 - Options of a task need no `+`: `env.options.min_terms=3`. `env.options={generator: gcd}` replaces all of them.
 - Whatever is wrong is reported at once, each with key, value, constraint and way out, and ends with status 2 before
   any model loads. In a sweep the other jobs go on; the sweep ends with the largest status.
-- Relative paths (`env.data_path`, `logging.checkpoint_dir`, `model.name` and `model.chat_template` where they are
-  paths) start at the folder that the command was started in. In a sweep each job gets a folder of its own below
-  `logging.checkpoint_dir`, named by its number.
+- Relative paths (`env.data_path`, `env.expert_data`, `logging.checkpoint_dir`, `model.name` and `model.chat_template`
+  where they are paths) start at the folder that the command was started in. In a sweep each job gets a folder of its
+  own below `logging.checkpoint_dir`, named by its number.
 - A YAML file of your own goes in with `--config-dir FOLDER --config-name NAME`; begin it with
   `defaults: [ei_gsm8k, _self_]`, so that every key has a value.
 

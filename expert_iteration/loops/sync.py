@@ -200,7 +200,7 @@ class SyncLoop:
             **{f"buffer/{name}": value for name, value in parts.buffer.stats().items()},
             **parts.logger.take_stage_seconds(),
             "selection/empty_collections": self._empty_in_a_row,
-            "prompts/dropped_too_long": parts.collector.stream.dropped_too_long,
+            **parts.collector.dropped(),
             "progress/dialog_turns": self._dialog_turns,
             "buffer/writes": self._writes,
             "buffer/evicted_samples": self._evicted,

@@ -17,8 +17,8 @@ UNSCORED_REASONS = ("timed_out", "crashed", "raised", "invalid", "declined", "to
 def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """`reward/*`, `length/*` and the counts of unscored and truncated completions of all groups together.
 
-    All of these describe what the policy has sampled; what came from experts is described by `expert/*`, where there is
-    any.
+    They describe what the policy has sampled; what came from experts is described by `expert/*`, where there is any.
+    What is unscored counts whoever wrote it, since it is the verifier's doing.
 
     Unscored rollouts (None, NaN, infinite) count in `selection/unscored_samples` and in no reward. What cannot be said
     is left out: without any scored rollout there is no `reward/*`, without groups there is no `length/*` either.
@@ -29,30 +29,37 @@ def collection_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         "selection/groups": len(groups),
-        "selection/unscored_samples": sum(not is_scored(rollout.reward) for rollout in rollouts),
+        "selection/unscored_samples": sum(not is_scored(rollout.reward) for rollout in everything),
         "selection/truncated_samples": sum(rollout.truncated for rollout in rollouts),
         **_reward_metrics(rollouts),
         **_success_metrics(groups),
         **_part_metrics(rollouts),
+        **_unscored_reasons(everything),
         **_length_metrics(rollouts),
         **_expert_metrics([rollout for rollout in everything if rollout.source != POLICY]),
     }
 
 
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of each part of the scores over the rollouts that have it, and how many are unscored for each reason."""
+    """The mean of each part of the scores over the scored rollouts that have it."""
     parts: dict[str, list[float]] = {}
-    reasons: Counter[str] = Counter()
     for rollout in rollouts:
         for name, value in rollout.score.details.items():
             if is_scored(rollout.reward) and name != "success":
                 parts.setdefault(name, []).append(value)
-            elif name.rpartition(".")[2] in UNSCORED_REASONS:
-                reasons[name] += 1
-    return {
-        **{f"parts/{name}": summarize(values).mean for name, values in sorted(parts.items())},
-        **{f"unscored/{name}": count for name, count in sorted(reasons.items())},
-    }
+    return {f"parts/{name}": summarize(values).mean for name, values in sorted(parts.items())}
+
+
+def _unscored_reasons(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """How many rollouts are unscored for each reason."""
+    reasons = Counter(
+        name
+        for rollout in rollouts
+        if not is_scored(rollout.reward)
+        for name in rollout.score.details
+        if name.rpartition(".")[2] in UNSCORED_REASONS
+    )
+    return {f"unscored/{name}": count for name, count in sorted(reasons.items())}
 
 
 def _expert_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -200,7 +200,7 @@ def render_plan(config: RunConfig) -> str:
 def _run_lines(config: RunConfig, sequences: str) -> list[str]:
     turns, collections = derived.dialog_turns_per_batch(config), derived.num_collections(config)
     optimizer_batch = config.train.optim_batch_size * derived.micro_batches_per_step(config)
-    return [
+    lines = [
         f"collections               {collections} of {turns} completions, {collections * turns} in all",
         f"prompts per collection    {derived.prompts_per_collection(config)}, {config.env.repeats} completions each",
         f"kept per collection       at most {derived.max_kept_per_collection(config)}",
@@ -209,6 +209,10 @@ def _run_lines(config: RunConfig, sequences: str) -> list[str]:
         f"optimizer steps           at most {derived.total_planned_steps(config)}, the length of both schedules",
         f"sequences in flight       {sequences}",
     ]
+    if config.env.expert_data is not None:
+        most = f"at most {derived.max_expert_per_group(config)} of the {config.train.topk_size} kept of a group"
+        lines.append(f"expert data               {most}, from {config.env.expert_data}")
+    return lines
 
 
 def _device_lines(config: RunConfig, num_gpus: int) -> list[str]:

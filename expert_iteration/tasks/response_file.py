@@ -40,7 +40,7 @@ def read_responses(path: Path, task: Task) -> list[tuple[int, Prompt, str]]:
     """
     if not path.is_file():
         raise UserError(Problem("responses", path, "no such file", "give a JSON Lines or Parquet file"))
-    records = read_records(path)
+    records = read_records(path, "responses")
     if not records:
         raise UserError(Problem(str(path), "(empty)", "has to hold at least one row", _WAY_OUT))
     prompts = PromptIndex(prompt for split in SPLITS for prompt in task.prompts(split))
@@ -48,13 +48,17 @@ def read_responses(path: Path, task: Task) -> list[tuple[int, Prompt, str]]:
     for line, record in enumerate(records, 1):
         row = record if isinstance(record, Mapping) else {}
         responses = list(_responses(row))
-        prompt = prompts.find(row)
+        matching = prompts.find(row)
         if not responses:
             constraint = 'has to have a text "response"'
-        elif prompt is None:
+        elif not matching:
             constraint = f'has to have a "row_id" or "prompt" that is one of the {len(prompts)} of the task'
+            if row.get("row_id") is not None and "prompt" in row:
+                constraint += ", and where it has both they have to agree"
+        elif len(matching) > 1:
+            constraint = f'has to have a "row_id": its "prompt" is that of {len(matching)} rows of the task'
         else:
-            found += [(line, prompt, response) for response in responses]
+            found += [(line, matching[0], response) for response in responses]
             continue
         problems.append(Problem(f"{path} row {line}", repr(record)[:100], constraint, _WAY_OUT))
     if problems:

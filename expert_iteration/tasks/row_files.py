@@ -190,7 +190,7 @@ def _read_path(path: Path) -> Iterator[_Record]:
     files = _split_files(path)
     for split in SPLITS:
         for file in files[split]:
-            values = read_records(file)
+            values = read_records(file, "env.data_path")
             if not values:
                 raise UserError(Problem("env.data_path", file, "has no rows", "give a file with a row on each line"))
             for number, value in enumerate(values, 1):
@@ -242,20 +242,20 @@ def _read_hub(source: DataSource) -> Iterator[_Record]:
             yield _Record(f"{name} {split} row {number}", split == "test", value)
 
 
-def read_records(file: Path) -> list[Any]:
+def read_records(file: Path, key: str) -> list[Any]:
     """One value per row of a JSON Lines or Parquet file; a line that is no JSON is an `Unreadable`.
 
-    Raises UserError where the file cannot be read.
+    Raises UserError that names `key`, where the user gave the file, when it cannot be read.
     """
-    return _read_parquet(file) if file.suffix == ".parquet" else _read_json_lines(file)
+    return _read_parquet(file, key) if file.suffix == ".parquet" else _read_json_lines(file, key)
 
 
-def _read_json_lines(file: Path) -> list[Any]:
+def _read_json_lines(file: Path, key: str) -> list[Any]:
     """One value per line; a byte-order mark and blank lines at the end do not count."""
     try:
         lines = file.read_text(encoding="utf-8-sig").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable_file(file, error) from error
+        raise _unreadable_file(file, key, error) from error
     return [_parse_line(line) for line in lines] if lines != [""] else []
 
 
@@ -266,22 +266,22 @@ def _parse_line(line: str) -> Any:
         return Unreadable(line)
 
 
-def _read_parquet(file: Path) -> list[Any]:
+def _read_parquet(file: Path, key: str) -> list[Any]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         return pyarrow.parquet.read_table(file).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
-        raise _unreadable_file(file, error) from error
+        raise _unreadable_file(file, key, error) from error
 
 
-def _unreadable_file(file: Path, error: Exception) -> UserError:
+def _unreadable_file(file: Path, key: str, error: Exception) -> UserError:
     return UserError(
         Problem(
-            "env.data_path",
+            key,
             file,
             f"has to be a readable UTF-8 JSON Lines or Parquet file ({type(error).__name__}: {str(error)[:200]})",
-            "give the path of such a file, or of a folder with train.jsonl and test.jsonl",
+            "give the path of such a file",
         )
     )

@@ -103,6 +103,7 @@ def test_a_component_that_fails_ends_with_3_and_its_own_traceback(overrides, tmp
         (["train.topk_size=64"], ["train.topk_size=64", "env.repeats"]),
         (["model.name=./no/such/model"], ["model.name"]),
         (["env.data_path=/no/such/data"], ["env.data_path"]),
+        (["env.expert_data=/no/such/file"], ["env.expert_data=/no/such/file"]),
         (["optimizer.lr=nan", "train.epochs=x", "+train.lrr=1"], ["optimizer.lr", "train.epochs", "train.lrr"]),
     ],
 )

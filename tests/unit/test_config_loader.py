@@ -190,12 +190,13 @@ def test_EI_43_relative_paths_start_at_the_launch_directory(tmp_path: Path) -> N
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     overrides = [
         "env.data_path=rows.jsonl",
+        "env.expert_data=rows.jsonl",
         "model.name=org/model",
         "model.chat_template=chat.jinja",
         "logging.checkpoint_dir=./saved",
     ]
     config = load(overrides, config_dir=CONFIG_DIR, config_name="ei_gsm8k", launch_dir=tmp_path)
-    assert config.env.data_path == str(tmp_path / "rows.jsonl")
+    assert config.env.data_path == config.env.expert_data == str(tmp_path / "rows.jsonl")
     assert config.model.name == str(tmp_path / "org" / "model")
     assert config.model.chat_template == str(tmp_path / "chat.jinja")
     assert config.logging.checkpoint_dir == str(tmp_path / "saved")

@@ -144,6 +144,14 @@ def test_plan_of_a_model_on_this_machine(config: RunConfig, tmp_path: Path) -> N
         render_plan(config)
 
 
+def test_plan_tells_expert_data(config: RunConfig) -> None:
+    config.model.name = "org/absent"
+    assert "expert data " not in render_plan(config)
+    config.env.expert_data, config.env.expert_share = "experts.jsonl", 0.5
+    lines = [" ".join(line.split()) for line in render_plan(config).splitlines()]
+    assert "expert data at most 2 of the 4 kept of a group, from experts.jsonl" in lines
+
+
 @pytest.mark.parametrize("name", ["org/absent", "package:absent_package", "package:json"])
 def test_plan_of_a_model_that_is_not_here_says_what_is_left_out(
     config: RunConfig, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

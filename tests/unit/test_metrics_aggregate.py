@@ -110,11 +110,14 @@ def test_peak_memory_of_a_cpu_process_is_in_gib_and_never_falls() -> None:
 def test_experts_are_described_apart_from_the_policy() -> None:
     own = [rollout(1.0, success=1, length=4), rollout(0.0, success=0, length=2)]
     experts = [replace(rollout(0.5, success=1, length=9), source="teacher"), replace(rollout(None), source="teacher")]
+    experts.append(replace(rollout(None), score=Score(None, {"timed_out": 1.0}), source="teacher"))
     metrics = collection_metrics([group(*own, *experts)])
     alone = collection_metrics([group(*own)])
-    assert {name: value for name, value in metrics.items() if not name.startswith("expert/")} == alone
-    assert metrics["expert/rollouts"] == 2
-    assert metrics["expert/unscored_rollouts"] == 1
+    # What is unscored counts whoever wrote it.
+    expected = alone | {"selection/unscored_samples": 2, "unscored/timed_out": 1}
+    assert {name: value for name, value in metrics.items() if not name.startswith("expert/")} == expected
+    assert metrics["expert/rollouts"] == 3
+    assert metrics["expert/unscored_rollouts"] == 2
     assert metrics["expert/reward_mean"] == 0.5
     check_names(metrics)
 

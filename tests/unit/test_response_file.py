@@ -83,6 +83,7 @@ def test_unscored_responses_show_in_the_exit_status(
         ([{"row_id": 0}], "row 1={'row_id': 0}: has to have a text"),
         ([{"row_id": 0, "response": "1"}, {"row_id": 9, "response": "1"}], "row 2=.*one of the 4 of the task"),
         ([{"prompt": "What is", "response": "1"}], "row 1=.*one of the 4 of the task"),
+        ([{"row_id": 0, "prompt": "What is 1 + 1?", "response": "2"}], "row 1=.*both they have to agree"),
         (["text"], "row 1='text'"),
     ],
 )

@@ -155,6 +155,8 @@ def test_random_takes_as_many_from_the_same_groups_whatever_the_reward():
 def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match="strategy"):
         TopKRewardSelector(2, strategy="best")
+    with pytest.raises(ValueError, match="max_expert"):
+        TopKRewardSelector(2, max_expert=0)
     with pytest.raises(ValueError, match="above"):
         select_topk([1.0, 0.0], 1, above="max")
 
@@ -179,6 +181,25 @@ def test_experts_count_in_the_statistic_and_leave_their_place_to_the_policy():
     assert selection.indices == (3, 0)
     # Mean 0.4: without the expert 0.3 would have qualified.
     assert TopKRewardSelector(2, max_expert=1).select(with_experts([0.3, 0.0], [0.9])).indices == (2,)
+
+
+@pytest.mark.parametrize("epoch", range(20))
+def test_ties_between_policy_and_experts_keep_the_share(epoch):
+    # Mean 3/6: the policy's winner and the two experts tie, and of the experts one is the most.
+    members = with_experts([1.0, 0.0, 0.0, 0.0], [1.0, 1.0], epoch=epoch)
+    indices = TopKRewardSelector(2, max_expert=1).select(members).indices
+    assert 0 in indices and len(indices) == 2
+    # With room for one, the seed decides between all three.
+    (alone,) = TopKRewardSelector(1, max_expert=1).select(members).indices
+    assert alone in (0, 4, 5)
+    assert TopKRewardSelector(1, max_expert=1).select(members).indices == (alone,)
+
+
+def test_an_expert_that_is_not_scored_is_not_kept_and_no_part_of_the_mean():
+    # Mean of 0.4 and 0: the unscored expert is not in it.
+    selection = TopKRewardSelector(2, max_expert=1).select(with_experts([0.4, 0.0], [None]))
+    assert selection.indices == (0,)
+    assert TopKRewardSelector(2, max_expert=1).select(with_experts([1.0, 1.0], [1.0])).outcome == "tied"
 
 
 @pytest.mark.parametrize("epoch", range(20))
