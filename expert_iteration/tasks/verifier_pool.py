@@ -16,6 +16,7 @@ import inspect
 import multiprocessing
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -44,7 +45,14 @@ GRACE_S = 1.0
 """An async item that keeps to the event loop is cancelled at the time limit; a worker gets so much longer to say so."""
 ORPHAN_GRACE_S = 2.0
 """A worker ends itself so long after the time limit: should the pool be killed, nobody else would."""
-PRELOADED = ["__main__", "expert_iteration.tasks", "expert_iteration.tasks.verifier_pool"]
+PRELOADED = [
+    "__main__",
+    "expert_iteration.tasks.verifier_pool",
+    "expert_iteration.tasks",
+    "expert_iteration.config.loader",
+]
+"""What the server imports for all workers: what they need, and what the main module of a run does, for each worker
+imports that one anew."""
 
 
 class InProcessVerifier:
@@ -100,7 +108,8 @@ class VerifierPool:
         self._max_chunk = max(1, concurrency // self._num_workers) if self._is_async else MAX_CHUNK
         self._time_limit_s = time_limit_s
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        in_actor = ["ray"] if "ray" in sys.modules else []  # an actor's main module is Ray's
+        self._context.set_forkserver_preload([*PRELOADED, *in_actor])
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._failed_starts = 0
