@@ -198,9 +198,14 @@ def check_reward_model(config: RunConfig) -> None:
         raise _error(name, f"it has {found.num_labels} outputs, and a reward is one number")
 
 
+def is_on_this_machine(device: torch.device) -> bool:
+    """Whether there is such a device: the CPU, or a CUDA device of that number."""
+    return device.type == "cpu" or (device.index or 0) < torch.cuda.device_count()
+
+
 def _check_device(settings: RewardModelConfig) -> None:
-    device, there = torch.device(settings.device or "cpu"), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= there:
+    if settings.device is not None and not is_on_this_machine(torch.device(settings.device)):
+        there = torch.cuda.device_count()
         way_out = f"write cuda:0 to cuda:{there - 1}, or cpu" if there else "write cpu, or null for the engine's device"
         constraint = f"this machine has {there} CUDA devices"
         raise UserError(Problem("reward_model.device", settings.device, constraint, way_out))
