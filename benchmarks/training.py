@@ -2,8 +2,8 @@
 """Tokens per second and peak memory of one optimizer step: ours against a plain transformers step.
 
 The plain step is the model's own loss over full logits (labels on the response alone), SDPA and fused AdamW, on the
-same weights, samples and dtype. Ours runs without packing, with it, and with it on samples that share prompts as selection
-leaves them (`--per-prompt` of each). Padding is not counted as tokens; a shared prompt counts once for each sample.
+same weights, samples and dtype. Ours runs without packing, with it, and with it on samples that share prompts, as a
+group's do (`--per-prompt` of each). Padding is not counted as tokens; a shared prompt counts once for each sample.
 Each variant runs in a process of its own, which takes turns with the others, so that memory is its own too: the peak
 above what lies in memory between steps, that is weights and optimizer state.
 

@@ -12,6 +12,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 CHARACTERS = list("0123456789 \n?#")
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
 DIGITS = (3, 5, 7, 8)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Of random models of any family."""
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0, **sizes: int) -> Path:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.tasks.answers import (
     answers_match,
     closeness,
@@ -19,57 +17,31 @@ from expert_iteration.tasks.answers import (
     parse_number,
     strip_reasoning,
 )
-from expert_iteration.tasks.base import (
-    check_length_limit,
-    check_prompt_template,
-    render_prompt,
-    with_default_options,
-)
-from expert_iteration.tasks.reward_mix import RewardMix
-from expert_iteration.tasks.row_files import DataSource, ParsedRow, RowError, load_rows
-from expert_iteration.tasks.row_task import RowTask
-from expert_iteration.types import Prompt, Score, ScoreMany, Split
+from expert_iteration.tasks.base import check_length_limit, render_prompt
+from expert_iteration.tasks.row_files import ParsedRow, RowError
+from expert_iteration.tasks.row_task import ComponentTask
+from expert_iteration.types import Prompt, Score, ScoreMany
 
 __all__ = ["GSM8K", "answers_match", "extract_answer", "gold_number"]
 
-HUB_NAME = "openai/gsm8k"
-HUB_CONFIG = "main"
-PROMPT_TEMPLATE = (
-    "{question}\n\n"
-    'Think step by step. Then write the answer on a last line of its own, as "#### <number>", with nothing after it.'
-)
-
 _ANSWER_LINE = re.compile(r"####(?!#)\s*(\S.*)")
-_WAY_OUT = 'write rows as {"question": "...", "answer": "... #### 72"} and repair or remove these'
 
 
-class GSM8K(RowTask):
+class GSM8K(ComponentTask):
     """The data set with its reward; docs/rewards.md states both."""
 
     name = "gsm8k"
+    hub_name = "openai/gsm8k"
+    hub_config = "main"
+    default_template = (
+        "{question}\n\n"
+        'Think step by step. Then write the answer on a last line of its own, as "#### <number>", with nothing after '
+        "it."
+    )
+    way_out = 'write rows as {"question": "...", "answer": "... #### 72"} and repair or remove these'
 
-    def __init__(
-        self,
-        *,
-        data_path: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        prompt_template: str | None = None,
-        reward: str = "exact",
-        reward_weights: Mapping[str, Any] | None = None,
-        train_size: int | None = None,
-        test_size: int | None = None,
-        drop_invalid: bool = False,
-    ) -> None:
-        """Reads and checks all rows. Raises UserError for unusable files, rows, options, sizes or prompt template."""
-        self._template = prompt_template or PROMPT_TEMPLATE
-        check_prompt_template(self._template)
-        self._length_limit = check_length_limit(with_default_options(self.name, options or {})["length_limit"])
-        self._mix = RewardMix(REWARD_WEIGHTS[self.name], reward_weights or {})
-        self._graded = reward == "graded"
-        source = DataSource(Path(data_path) if data_path else None, HUB_NAME, HUB_CONFIG, "env.data_path", _WAY_OUT)
-        sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
-        rows = load_rows(source, self._parse_row, sizes, drop_invalid=drop_invalid)
-        super().__init__(rows, drop_invalid=drop_invalid)
+    def _read_options(self, options: Mapping[str, Any]) -> None:
+        self._length_limit = check_length_limit(options["length_limit"])
 
     def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward in [0, 1]: 1 or 0 (exact), or the weighted mean of correct, format, closeness and length (graded)."""

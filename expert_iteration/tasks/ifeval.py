@@ -6,27 +6,16 @@ The same reward serves every file of rows {"key": ..., "prompt": "...", "instruc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.tasks.answers import strip_reasoning
-from expert_iteration.tasks.base import check_prompt_template, render_prompt, with_default_options
+from expert_iteration.tasks.base import render_prompt
 from expert_iteration.tasks.ifeval_checks import SEMANTICS, Semantics, breaches, check
 from expert_iteration.tasks.ifeval_checks.examples import EXAMPLES
-from expert_iteration.tasks.reward_mix import RewardMix
-from expert_iteration.tasks.row_files import DataSource, ParsedRow, RowError, load_rows
-from expert_iteration.tasks.row_task import RowTask
-from expert_iteration.types import Prompt, Score, ScoreMany, Split
-
-HUB_NAME = "google/IFEval"
-PROMPT_TEMPLATE = "{question}"
-
-_WAY_OUT = (
-    'write rows as {"key": 1, "prompt": "...", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]} '
-    "and repair or remove these"
-)
+from expert_iteration.tasks.row_files import ParsedRow, RowError
+from expert_iteration.tasks.row_task import ComponentTask
+from expert_iteration.types import Prompt, Score, ScoreMany
 
 
 class Instruction(NamedTuple):
@@ -40,33 +29,19 @@ class Instruction(NamedTuple):
         return f"{self.instruction_id}({arguments})"
 
 
-class IFEval(RowTask):
+class IFEval(ComponentTask):
     """The data set with its reward; docs/rewards.md states both."""
 
     name = "ifeval"
+    hub_name = "google/IFEval"
+    default_template = "{question}"
+    way_out = (
+        'write rows as {"key": 1, "prompt": "...", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]} '
+        "and repair or remove these"
+    )
 
-    def __init__(
-        self,
-        *,
-        data_path: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        prompt_template: str | None = None,
-        reward: str = "exact",
-        reward_weights: Mapping[str, Any] | None = None,
-        train_size: int | None = None,
-        test_size: int | None = None,
-        drop_invalid: bool = False,
-    ) -> None:
-        """Reads and checks all rows. Raises UserError for unusable files, rows, options, sizes or prompt template."""
-        self._template = prompt_template or PROMPT_TEMPLATE
-        check_prompt_template(self._template)
-        self._semantics = _semantics(with_default_options(self.name, options or {})["semantics"])
-        self._mix = RewardMix(REWARD_WEIGHTS[self.name], reward_weights or {})
-        self._graded = reward == "graded"
-        source = DataSource(Path(data_path) if data_path else None, HUB_NAME, None, "env.data_path", _WAY_OUT)
-        sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
-        rows = load_rows(source, self._parse_row, sizes, drop_invalid=drop_invalid)
-        super().__init__(rows, drop_invalid=drop_invalid)
+    def _read_options(self, options: Mapping[str, Any]) -> None:
+        self._semantics = _semantics(options["semantics"])
 
     def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward in [0, 1]: 1 when every instruction is followed, else 0 (exact), or a weighted mean (graded).

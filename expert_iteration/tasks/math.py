@@ -5,26 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from math_verify import parse, verify
 
-from expert_iteration.config.task_defaults import REWARD_WEIGHTS
 from expert_iteration.tasks.answers import closeness, last_boxed_answer, last_marked_answer, strip_reasoning
 from expert_iteration.tasks.base import (
     check_length_limit,
-    check_prompt_template,
     render_prompt,
-    with_default_options,
 )
-from expert_iteration.tasks.reward_mix import RewardMix
-from expert_iteration.tasks.row_files import DataSource, ParsedRow, RowError, load_rows
-from expert_iteration.tasks.row_task import RowTask
-from expert_iteration.types import Prompt, Score, ScoreMany, Split
+from expert_iteration.tasks.row_files import ParsedRow, RowError
+from expert_iteration.tasks.row_task import ComponentTask
+from expert_iteration.types import Prompt, Score, ScoreMany
 
-HUB_NAME = "DigitalLearningGmbH/MATH-lighteval"
-PROMPT_TEMPLATE = "{question}\n\nThink step by step. Then write the final answer as \\boxed{{answer}}."
 MAX_CHARS = 2000
 """Without a marked answer it is looked for in so many characters at the end; a longer marked answer is wrong."""
 
@@ -34,39 +27,21 @@ CHECKED_ROWS = 200
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 _TOWER = re.compile(r"\^\s*(?:[0-9]+|\w|\{[^{}]*)\s*\^|\*\*\s*\w+\s*\*\*")
 _HUGE = re.compile(r"(?:\^|\*\*)\s*[{(]?\s*[-+]?[0-9]{5}|[0-9]{4}\s*!|!\s*[)\]}]*\s*!|[0-9]\s*!\s*\^")
-_WAY_OUT = 'write rows as {"problem": "...", "answer": "..."} and repair or remove these'
 
 # Its warning that no time limit is set: the verifier pool has it, since math-verify's own works in no thread.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-class Math(RowTask):
+class Math(ComponentTask):
     """The data set with its reward; docs/rewards.md states both."""
 
     name = "math"
+    hub_name = "DigitalLearningGmbH/MATH-lighteval"
+    default_template = "{question}\n\nThink step by step. Then write the final answer as \\boxed{{answer}}."
+    way_out = 'write rows as {"problem": "...", "answer": "..."} and repair or remove these'
 
-    def __init__(
-        self,
-        *,
-        data_path: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        prompt_template: str | None = None,
-        reward: str = "exact",
-        reward_weights: Mapping[str, Any] | None = None,
-        train_size: int | None = None,
-        test_size: int | None = None,
-        drop_invalid: bool = False,
-    ) -> None:
-        """Reads and checks all rows. Raises UserError for unusable files, rows, options, sizes or prompt template."""
-        self._template = prompt_template or PROMPT_TEMPLATE
-        check_prompt_template(self._template)
-        self._length_limit = check_length_limit(with_default_options(self.name, options or {})["length_limit"])
-        self._mix = RewardMix(REWARD_WEIGHTS[self.name], reward_weights or {})
-        self._graded = reward == "graded"
-        source = DataSource(Path(data_path) if data_path else None, HUB_NAME, None, "env.data_path", _WAY_OUT)
-        sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
-        rows = load_rows(source, self._parse_row, sizes, drop_invalid=drop_invalid)
-        super().__init__(rows, drop_invalid=drop_invalid)
+    def _read_options(self, options: Mapping[str, Any]) -> None:
+        self._length_limit = check_length_limit(options["length_limit"])
 
     def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward in [0, 1]: 1 or 0 (exact), or the weighted mean of correct, format, closeness and length (graded)."""

@@ -104,10 +104,12 @@ def _is_formula(
         case ast.BinOp(left=left, op=ast.Mult(), right=right) if in_exponent:
             powers = num_powers + 1  # x**(20*20*20) is a power as ((x**20)**20)**20 is
             allowed = num_powers <= MAX_NESTED_POWERS and recurse(left, powers) and recurse(right, powers)
-        case ast.BinOp(left=left, op=ast.Div(), right=right) if in_exponent:
-            allowed = recurse(left) and isinstance(right, ast.Constant) and recurse(right) and right.value >= 1
-        case ast.BinOp(left=ast.Constant() | ast.UnaryOp() | ast.BinOp(), op=ast.Pow()) if in_exponent:
-            allowed = False  # x**20**20
+        case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as divisor)) if in_exponent:
+            allowed = not isinstance(divisor, bool) and 1 <= divisor <= MAX_EXPONENT and recurse(left)
+        case ast.BinOp(op=ast.Div()) | ast.BinOp(left=ast.Constant() | ast.UnaryOp() | ast.BinOp(), op=ast.Pow()) if (
+            in_exponent
+        ):
+            allowed = False  # x**(1/0.001), x**20**20
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
             allowed = recurse(left) and recurse(right)
         case ast.BinOp(left=left, op=ast.Pow(), right=right) if algebra and num_powers < MAX_NESTED_POWERS:

@@ -18,20 +18,8 @@ from transformers import (
 )
 
 from expert_iteration.log_probs import check_projection, gather_log_probs, position_ids, token_log_probs
+from tests.tiny import SIZES
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),

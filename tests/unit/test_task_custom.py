@@ -53,6 +53,20 @@ def test_own_splits_stay_and_a_held_out_prompt_is_never_trained_on(tmp_path: Pat
     assert [prompt.row_id for prompt in task.prompts("test")] == [4, 5]
 
 
+def test_a_data_set_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    for split, rows in (("train", ROWS[:5]), ("test", ROWS[5:7])):
+        (tmp_path / "set" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"reward": f"{HERE}:right", "dataset": str(tmp_path / "set"), "gold": "answer"}
+    task = make_task("custom", reward="graded", options=options)
+    assert [prompt.gold for prompt in task.prompts("train")] == ROWS[:5]
+    assert [prompt.row_id for prompt in task.prompts("test")] == [5, 6]
+    task.self_check()
+
+
 def test_chats_are_asked_as_they_are_and_texts_fill_the_template(data: Path, tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     path = tmp_path / "chat.jsonl"

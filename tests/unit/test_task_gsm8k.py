@@ -252,7 +252,7 @@ def test_braces_in_template_and_question(folder: Path) -> None:
 
 
 def test_make_task_refuses_unknown_names_and_options(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"env\.dataset=gsm9k.*reasoning_gym, gsm8k"):
+    with pytest.raises(UserError, match=r"env\.dataset=gsm9k.*reasoning_gym, countdown, gsm8k"):
         make_task("gsm9k")
     with pytest.raises(UserError, match=r"env\.reward=best"):
         make_task("gsm8k", data_path=str(folder), reward="best")
