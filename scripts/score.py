@@ -59,6 +59,10 @@ def score_file(args: argparse.Namespace) -> int:
     from expert_iteration.tasks import make_verifier, task_of
     from expert_iteration.tasks.response_file import ScoredResponse, read_responses, score_table, write_scores
 
+    if config.reward_model.name is not None:
+        from expert_iteration.reward_model import check_reward_model
+
+        check_reward_model(config)
     task = task_of(config)
     verifier = make_verifier(
         task, workers=derived.verifier_workers(config), time_limit_s=config.env.verifier_time_limit_s
@@ -70,9 +74,8 @@ def score_file(args: argparse.Namespace) -> int:
         if config.reward_model.name is not None:
             import torch
 
-            from expert_iteration.reward_model import check_reward_model, with_reward_model
+            from expert_iteration.reward_model import with_reward_model
 
-            check_reward_model(config)
             verifier = with_reward_model(verifier, config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         scores = verifier.score_many([(prompt, response) for _, prompt, response in rows])
     finally:

@@ -17,9 +17,9 @@ TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
-    env.data_path, env.expert_data and logging.checkpoint_dir are paths. model.name is one where it exists below
-    `launch_dir` or is written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file
-    exists or where it ends in .jinja, .jinja2, .j2 or .txt.
+    env.data_path, env.expert_data and logging.checkpoint_dir are paths. model.name and reward_model.name are where they
+    exist below `launch_dir` or are written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where
+    such a file exists or where it ends in .jinja, .jinja2, .j2 or .txt.
     """
     problems: list[Problem] = []
     data_path = _absolute(config.env.data_path, launch_dir)
@@ -29,12 +29,16 @@ def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[
     if expert_data not in (None, MISSING) and not Path(expert_data).is_file():
         way_out = "give a JSON Lines or Parquet file, or write env.expert_data=null"
         problems.append(Problem("env.expert_data", expert_data, "no such file", way_out))
-    name = _model_name(config.model.name, launch_dir, problems)
+    name = _model_name("model.name", config.model.name, launch_dir, problems)
+    reward_model = config.reward_model.name
+    if reward_model is not None:
+        reward_model = _model_name("reward_model.name", reward_model, launch_dir, problems)
     chat_template = _chat_template(config.model.chat_template, launch_dir, problems)
     resolved = replace(
         config,
         env=replace(config.env, data_path=data_path, expert_data=expert_data),
         model=replace(config.model, name=name, chat_template=chat_template),
+        reward_model=replace(config.reward_model, name=reward_model),
         logging=replace(config.logging, checkpoint_dir=_absolute(config.logging.checkpoint_dir, launch_dir)),
     )
     return resolved, problems
@@ -53,7 +57,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _model_name(name: str, launch_dir: Path, problems: list[Problem]) -> str:
+def _model_name(key: str, name: str, launch_dir: Path, problems: list[Problem]) -> str:
     path = _absolute(name, launch_dir)
     assert path is not None
     if name == MISSING or not name.strip() or name.startswith("package:"):
@@ -62,7 +66,7 @@ def _model_name(name: str, launch_dir: Path, problems: list[Problem]) -> str:
         return path
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".gguf", "/")) or name.count("/") > 1:
         problems.append(
-            Problem("model.name", path, "no such file or folder", "give one that exists, or a hub name as in ORG/NAME")
+            Problem(key, path, "no such file or folder", "give one that exists, or a hub name as in ORG/NAME")
         )
     return name
 

@@ -95,7 +95,9 @@ class RewardModelConfig:
     name: str | None = key("Sequence classification model with one output: hub name or folder. Blank is none.")
     weight: float = key("Weight of its score in the reward.")
     task_weight: float = key("Weight of the task's own reward beside it; 0 trains on the reward model alone.", ge=0)
-    transform: str = key("none: the score as it is. sigmoid: between 0 and 1.", choices=("none", "sigmoid"))
+    transform: str = key(
+        "sigmoid: the score between 0 and 1. none: as it is, without bounds.", choices=("none", "sigmoid")
+    )
     batch_size: int = key("Conversations per forward pass.", ge=1)
     max_length: int | None = key(
         "Most tokens of prompt and response, above which a completion is unscored; blank is all that the model has "

@@ -55,11 +55,11 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     expert_data = _load_expert_data(config, task, encoder)
 
     devices = device_plan(config, torch.cuda.device_count())
+    verifier = with_reward_model(verifier, config, devices.inference[0])
     policy = load_policy(config, devices.train[0])
     packed = config.train.packing and can_pack(policy.model)
     check_projection(policy.model, packed=packed)
     engine = _build_engine(config, devices.inference[0])
-    verifier = with_reward_model(verifier, config, devices.inference[0])
     reference = _build_reference(config, policy, devices.reference[0])
     trainer = _build_trainer(config, policy, packed=packed)
     weight_sync = InProcessWeightSync(trainer, engine)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 from expert_iteration.config import derived
@@ -22,6 +22,7 @@ from expert_iteration.errors import Problem, UserError
 from expert_iteration.gguf import PACKAGE_PREFIX, package_gguf
 from expert_iteration.model import resolve_dtype
 from expert_iteration.optim import reference_needed
+from expert_iteration.reward_model import is_on_this_machine
 
 GIB = 2**30
 PROMPT_TOKENS = 512
@@ -49,10 +50,13 @@ class MemoryEstimate:
     engine: int
     kv_cache: int
     reference: int
+    reward_model: int | None
+    """None where there is none, or where it or its device is not on this machine."""
 
     @property
     def total(self) -> int:
-        return self.trained_model + self.gradients + self.optimizer + self.engine + self.kv_cache + self.reference
+        policy = self.trained_model + self.gradients + self.optimizer + self.engine + self.kv_cache + self.reference
+        return policy + (self.reward_model or 0)
 
 
 def device_plan(config: RunConfig, num_gpus: int) -> DevicePlan:
@@ -161,7 +165,29 @@ def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
         engine=inference.itemsize * count,
         kv_cache=_kv_cache_bytes(config, model_config),
         reference=reference.itemsize * count if _reference_needed(config) and not lora.enabled else 0,
+        reward_model=_reward_model_bytes(config),
     )
+
+
+def _reward_model_bytes(config: RunConfig) -> int | None:
+    name, trust = config.reward_model.name, config.model.trust_remote_code
+    device = _reward_model_device(config, torch.cuda.device_count())
+    if name is None or not is_on_this_machine(device):
+        return None
+    try:
+        model_config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=trust)
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(model_config, trust_remote_code=trust)
+    except (OSError, ValueError):
+        return None
+    return resolve_dtype(config.reward_model.torch_dtype, device).itemsize * sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+
+
+def _reward_model_device(config: RunConfig, num_gpus: int) -> torch.device:
+    device = config.reward_model.device
+    return device_plan(config, num_gpus).inference[0] if device is None else torch.device(device)
 
 
 def _kv_cache_bytes(config: RunConfig, model_config: Any) -> int:
@@ -226,6 +252,9 @@ def _device_lines(config: RunConfig, num_gpus: int) -> list[str]:
         shares = " (shares)" if any(used.count(device) > 1 for device in different) else ""
         where = f"uses {devices[0]}" if num_gpus else "1 process slot on cpu"
         lines.append(f"{role:<26}{asked}{where}{shares}")
+    if config.reward_model.name is not None:
+        between = ", on the CPU between uses" if config.reward_model.offload else ""
+        lines.append(f"{'reward_model':<26}uses {_reward_model_device(config, num_gpus)}{between}")
     return lines
 
 
@@ -237,9 +266,19 @@ def _memory_lines(config: RunConfig, estimate: MemoryEstimate) -> list[str]:
         ("engine", estimate.engine, f"inference_model.torch_dtype={config.inference_model.torch_dtype}"),
         ("keys and values", estimate.kv_cache, _kv_cache_note(config)),
         ("reference", estimate.reference, _reference_note(config)),
+        *_reward_model_rows(config, estimate),
         ("total", estimate.total, "activations come on top"),
     ]
     return [f"{name:<20}{size / GIB:>9.2f} GiB   {note}" for name, size, note in rows]
+
+
+def _reward_model_rows(config: RunConfig, estimate: MemoryEstimate) -> list[tuple[str, int, str]]:
+    if config.reward_model.name is None:
+        return []
+    elif estimate.reward_model is None:
+        return [("reward model", 0, f"not counted: {config.reward_model.name} or its device is not on this machine")]
+    else:
+        return [("reward model", estimate.reward_model, f"reward_model.torch_dtype={config.reward_model.torch_dtype}")]
 
 
 def _kv_cache_note(config: RunConfig) -> str:

@@ -50,10 +50,20 @@ def test_a_reward_model_alone(run: Callable[..., FinishedRun], scorer: Path) -> 
     assert all(0 < reward < 1 for reward in rewards)
 
 
+def test_a_reward_model_scores_beside_the_training_of_an_adapter(run: Callable[..., FinishedRun], scorer: Path) -> None:
+    """The overlapped collection is scored in a thread; the model changes nothing of what does not read its score."""
+    overlapped = ["train.sync_iter=false", "train_model.lora.enabled=true", "inference_model.num_devices=2"]
+    settings = [f"reward_model={scorer}", "reward_model.weight=1e-9", "reward_model.offload=true"]
+    beside, without = run(*overlapped, *settings), run(*overlapped)
+    assert len(beside.series("collection", "parts/reward_model")) == 2
+    assert beside.series("collection", "reward/accuracy") == without.series("collection", "reward/accuracy")
+    assert beside.parts.trainer.optimizer_steps > 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (["reward_model=./absent"], r"reward_model\.name=\./absent: there is no such folder"),
+        (["reward_model=./absent"], r"reward_model\.name=.*/absent: no such file or folder"),
         (["reward_model.weight=0.5"], r"reward_model\.weight=0\.5: there is no reward model to weigh"),
         (["reward_model=x", "reward_model.device=tpu"], r"reward_model\.device=tpu: has to be cpu, cuda"),
         (["reward_model=x", "reward_model.weight=0"], r"reward_model\.weight=0"),
@@ -64,14 +74,22 @@ def test_what_cannot_be_is_said(run: Callable[..., FinishedRun], wrong: list[str
         run(*wrong)
 
 
+def score(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "responses.jsonl").write_text('{"row_id": 0, "response": "3"}\n{"row_id": 1, "response": "3"}\n')
+    command = [sys.executable, str(ROOT / "scripts/score.py"), "responses.jsonl", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
 def test_a_file_is_scored_with_a_reward_model(scorer: Path, copy_task: Path, tmp_path: Path) -> None:
-    (tmp_path / "responses.jsonl").write_text('{"row_id": 0, "response": "3"}\n{"row_id": 1, "response": "3"}\n')
-    command = [
-        sys.executable, str(ROOT / "scripts/score.py"), "responses.jsonl", f"env.data_path={copy_task}",
-        "env.prompt_template='{question}'", f"reward_model={scorer}", "--out", "scores.jsonl",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    task = [f"env.data_path={copy_task}", "env.prompt_template='{question}'"]
+    done = score(tmp_path, *task, f"reward_model={scorer}", "--out", "scores.jsonl")
     assert done.returncode == 0, done.stderr
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert all("reward_model" in score["details"] for score in scores)
     assert "reward_model" in done.stdout and "task_reward" in done.stdout
+
+
+def test_a_language_model_is_no_reward_model_to_the_script(tiny_model: Path, copy_task: Path, tmp_path: Path) -> None:
+    done = score(tmp_path, f"env.data_path={copy_task}", f"reward_model={tiny_model}")
+    assert done.returncode == 2
+    assert f"reward_model.name={tiny_model}: it has 2 outputs, and a reward is one number" in done.stderr

@@ -93,6 +93,9 @@ def test_a_run_gets_its_config_and_a_folder(run_demo: Runner, runs: Runs, tmp_pa
         ("hydra/launcher=nonsense", "hydra/launcher=nonsense: In 'hydra/config': Could not find"),
         ("env.data_path=absent.jsonl", "env.data_path="),
         ("model.name=./absent", "model.name="),
+        ("reward_model=./absent", "reward_model.name="),
+        ("reward_model=", "reward_model.name='': may not be an empty text; "),
+        ("reward_model=[a]", "reward_model.name=['a']: has to be text; "),
         ("model.chat_template=absent.jinja", "model.chat_template="),
         ("model.chat_template=chatml", "model.chat_template='chatml': is no file, no Jinja template"),
         ("env.options=7", "env.options=7: has to be a mapping; "),
@@ -179,6 +182,24 @@ def test_free_form_options_need_no_plus() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["reward_model=org/rm", "reward_model.weight=0.5"],
+        ["reward_model.weight=0.5", "++reward_model=org/rm"],
+        ["reward_model={name: org/rm, weight: 0.5}"],
+    ],
+)
+def test_a_text_for_the_reward_model_is_its_name(overrides: list[str]) -> None:
+    reward_model = load(overrides, config_dir=CONFIG_DIR, config_name="ei_gsm8k").reward_model
+    assert (reward_model.name, reward_model.weight, reward_model.batch_size) == ("org/rm", 0.5, 16)
+
+
+def test_a_sweep_over_reward_models(run_demo: Runner, runs: Runs) -> None:
+    assert run_demo("--multirun", "reward_model=org/one,org/two") == 0
+    assert [config.reward_model.name for config, _ in runs] == ["org/one", "org/two"]
+
+
 def test_a_whole_mapping_replaces_the_options_of_the_file() -> None:
     config = load(["env.options={generator: gcd}"], config_dir=CONFIG_DIR, config_name="ei_demo")
     assert config.env.options == {"generator": "gcd"}
@@ -192,12 +213,13 @@ def test_EI_43_relative_paths_start_at_the_launch_directory(tmp_path: Path) -> N
         "env.data_path=rows.jsonl",
         "env.expert_data=rows.jsonl",
         "model.name=org/model",
+        "reward_model=org/model",
         "model.chat_template=chat.jinja",
         "logging.checkpoint_dir=./saved",
     ]
     config = load(overrides, config_dir=CONFIG_DIR, config_name="ei_gsm8k", launch_dir=tmp_path)
     assert config.env.data_path == config.env.expert_data == str(tmp_path / "rows.jsonl")
-    assert config.model.name == str(tmp_path / "org" / "model")
+    assert config.model.name == config.reward_model.name == str(tmp_path / "org" / "model")
     assert config.model.chat_template == str(tmp_path / "chat.jinja")
     assert config.logging.checkpoint_dir == str(tmp_path / "saved")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig
 
 from expert_iteration.config.loader import load
 from expert_iteration.config.schema import RunConfig
@@ -168,3 +168,40 @@ def test_plan_of_a_model_that_is_not_here_says_what_is_left_out(
 def test_plan_says_what_is_shared(config: RunConfig) -> None:
     config.model.name, config.train_model.num_devices = "org/absent", 2
     assert "train_model               2 asked, 1 process slot on cpu (shares)" in render_plan(config)
+
+
+def test_a_reward_model_has_its_place_in_the_plan(config: RunConfig, tmp_path: Path) -> None:
+    LLAMA.save_pretrained(tmp_path / "policy")
+    bert = BertConfig(
+        vocab_size=10, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=20, type_vocab_size=2, num_labels=1,
+    )  # fmt: skip
+    bert.save_pretrained(tmp_path / "bert")
+    # Embeddings of 10 ids, 20 positions and 2 types; attention of four 8 x 8, feed-forward of 8 x 12 and 12 x 8, each
+    # with biases; three norms; the pooler and the output.
+    parameters = (10 + 20 + 2) * 8 + 4 * (64 + 8) + (96 + 12) + (96 + 8) + 3 * 2 * 8 + (64 + 8) + (8 + 1)
+    config.model.name, config.reward_model.name = str(tmp_path / "policy"), str(tmp_path / "bert")
+    config.reward_model.device, config.reward_model.offload, config.reward_model.torch_dtype = "cpu", True, "bfloat16"
+    without = deepcopy(config)
+    without.reward_model.name = None
+    estimate = estimate_memory(config, LLAMA)
+    assert estimate.reward_model == 2 * parameters
+    assert estimate.total == estimate_memory(without, LLAMA).total + 2 * parameters
+    text = render_plan(config)
+    assert "reward_model              uses cpu, on the CPU between uses" in text
+    assert "reward model             0.00 GiB   reward_model.torch_dtype=bfloat16" in text
+    assert "reward model  " not in render_plan(without)
+
+
+@pytest.mark.parametrize(("name", "device"), [("org/absent", None), ("bert", f"cuda:{torch.cuda.device_count()}")])
+def test_plan_of_a_reward_model_that_is_not_here(
+    config: RunConfig, name: str, device: str | None, tmp_path: Path
+) -> None:
+    LLAMA.save_pretrained(tmp_path / "policy")
+    BertConfig(num_labels=1).save_pretrained(tmp_path / "bert")
+    config.model.name = str(tmp_path / "policy")
+    config.reward_model.name = str(tmp_path / name) if name == "bert" else name
+    config.reward_model.device = device
+    text = render_plan(config)
+    assert f"not counted: {config.reward_model.name} or its device is not on this machine" in text
+    assert f"reward_model              uses {device or 'c'}" in text

@@ -146,6 +146,22 @@ def test_unscored_answers_count_as_wrong() -> None:
     assert evaluation.metrics()["eval/unscored"] == 2
 
 
+def test_an_answer_that_only_a_reward_model_scored_counts_as_wrong() -> None:
+    """The task timed out on it, and with reward_model.task_weight=0 it has a reward all the same."""
+
+    class Beside:
+        def score_many(self, items: Sequence[tuple[Prompt, str]]) -> list[Score]:
+            return [Score(0.7, {"timed_out": 1.0, "reward_model": 0.7}) for _ in items]
+
+        def close(self) -> None:
+            pass
+
+    prompt = Prompt(0, ({"role": "user", "content": "5"},))
+    result = evaluate(EchoEngine(), Beside(), [prompt], encode=lambda _: (5,), decode=lambda _: "5", sampling=GREEDY)
+    (problem,) = result.problems
+    assert (problem.success, problem.reward) == (False, 0.7)
+
+
 def test_a_prompt_without_room_for_the_response_is_dropped_and_counted() -> None:
     # The context has 8 tokens and the response may take 4: a prompt of 4 fits, one of 5 does not.
     evaluation = run([prompt(0, "1111", "1"), prompt(1, "11111", "1")])

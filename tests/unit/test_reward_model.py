@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -17,6 +19,8 @@ from transformers import (
     LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from expert_iteration.config.schema import RunConfig
@@ -94,12 +98,95 @@ def test_company_changes_no_score(pad_token: str | None) -> None:
     assert len(set(together)) == len(responses)
 
 
+def pair_tokenizer() -> PreTrainedTokenizerFast:
+    """As BERT's: [CLS] prompt [SEP] response [SEP], the response and what follows it of type 1."""
+    tokenizer = make_tokenizer(chat_template=None)
+    special = [("[CLS]", VOCABULARY["[CLS]"]), ("[SEP]", VOCABULARY["[SEP]"])]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
+    )
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return tokenizer
+
+
 def test_pairs_keep_their_token_types() -> None:
     torch.manual_seed(0)
-    bert = BertForSequenceClassification(BertConfig(**SIZES, num_labels=1)).eval()
-    scorer = reward_model(bert, tokenizer=make_tokenizer(chat_template=None))
-    one_by_one = [scores_of(scorer, [response])[0] for response in ("c", "defgh", "ef")]
-    assert scores_of(scorer, ["c", "defgh", "ef"]) == pytest.approx(one_by_one, abs=1e-5)
+    bert = BertForSequenceClassification(BertConfig(**SIZES, num_labels=1, initializer_range=1.0)).eval()
+    scorer = reward_model(bert, tokenizer=pair_tokenizer())
+    encoded = scorer.encode(PROMPT, "c")
+    assert encoded["input_ids"] == [VOCABULARY[token] for token in ("[CLS]", "a", "b", "[SEP]", "c", "[SEP]")]
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    together = scores_of(scorer, ["c", "defgh", "ef"])
+    for response, score in zip(("c", "defgh", "ef"), together, strict=True):
+        inputs = {name: torch.tensor([ids]) for name, ids in scorer.encode(PROMPT, response).items()}
+        with torch.no_grad():
+            assert score == pytest.approx(bert(**inputs).logits.item(), abs=1e-5)
+            untyped = bert(input_ids=inputs["input_ids"]).logits.item()
+        assert abs(score - untyped) > 1e-3
+
+
+def test_a_score_by_hand() -> None:
+    """Attention and feed-forward layers add nothing, so the score is the head's weight on the last token's embedding:
+    its root mean square is 1 as it is, which the norm keeps."""
+    model = llama()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.fill_(1.0)
+        model.model.embed_tokens.weight[VOCABULARY["c"]] = torch.tensor([1.0, -1.0] * 8)
+        model.score.weight.zero_()
+        model.score.weight[0, :2] = torch.tensor([2.0, 0.5])
+    ends_with_the_response = make_tokenizer(chat_template=CHAT.removesuffix("<eos>"))
+    scores = scores_of(reward_model(model, tokenizer=ends_with_the_response), ["c", "cd", "dddc"])
+    assert scores == pytest.approx([2.0 - 0.5, 2.0 + 0.5, 2.0 - 0.5], abs=1e-4)
+
+
+def test_a_conversation_without_tokens_has_no_score() -> None:
+    scorer = reward_model(tokenizer=make_tokenizer(chat_template=None))
+    nothing = Prompt(0, ({"role": "user", "content": ""},))
+    verifier = RewardModelVerifier(
+        TaskVerifier({"": 1.0, "c": 1.0}), scorer, weight=1.0, task_weight=1.0, transform="none"
+    )
+    scored, empty = verifier.score_many([(PROMPT, "c"), (nothing, "")])
+    assert scored.details["reward_model"] == pytest.approx(scores_of(scorer, ["c"])[0], abs=1e-5)
+    assert empty == Score(None, {"success": 1.0, "task_reward": 1.0, "reward_model.invalid": 1.0})
+
+
+def test_threads_take_turns() -> None:
+    """Or the padding id of one call's config, or the CPU that one call moves the model to, would meet another call."""
+    model = llama()
+    scorer = reward_model(model, offload=True)
+    alone = [scores_of(scorer, ["c", "defgh"]), scores_of(scorer, ["[CLS]<pad>", "gh"])]
+    entered, second_inside, release = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        if entered.is_set():
+            second_inside.set()
+        entered.set()
+        release.wait(timeout=60)
+
+    hook = model.model.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(scores_of, scorer, ["c", "defgh"])
+        assert entered.wait(timeout=60)
+        second = pool.submit(scores_of, scorer, ["[CLS]<pad>", "gh"])
+        overlapped = second_inside.wait(timeout=0.2)
+        release.set()
+        results = [first.result(), second.result()]
+    hook.remove()
+    assert not overlapped
+    for result, expected in zip(results, alone, strict=True):
+        assert result == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_template_that_refuses_the_messages_is_a_users_error() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHAT
+    prompt = Prompt(0, ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}))
+    for template, message in ((refusing, "no system role"), ("{% for %}", "Expected an expression")):
+        scorer = reward_model(tokenizer=make_tokenizer(chat_template=template))
+        with pytest.raises(UserError, match=rf"reward_model\.name=.*roles system, user, assistant \({message}"):
+            scorer.encode(prompt, "c")
 
 
 class TaskVerifier:
@@ -204,3 +291,82 @@ def test_models_that_are_no_reward_models_are_refused(tmp_path: Path) -> None:
         with_reward_model(TaskVerifier({}), config_for(folder), CPU)
     with pytest.raises(UserError, match=r"reward_model\.name=./absent: there is no such folder"):
         check_reward_model(config_for("./absent"))
+
+
+def test_other_peoples_tokenizers_and_lengths_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = save(
+        tmp_path / "small", LlamaForSequenceClassification(LlamaConfig(**{**SIZES, "vocab_size": 10}, num_labels=1))
+    )
+    with pytest.raises(
+        UserError, match=rf"its tokenizer has ids up to {len(VOCABULARY) - 1}, .* embeddings for 10 ids"
+    ):
+        with_reward_model(TaskVerifier({}), config_for(small), CPU)
+    folder = save(tmp_path / "llama", llama())
+    with pytest.raises(UserError, match=r"reward_model\.max_length=41: .* has positions for 40 tokens"):
+        with_reward_model(TaskVerifier({}), config_for(folder, max_length=41), CPU)
+
+
+@pytest.mark.parametrize("pad_id", [0, 1])
+def test_every_position_of_a_model_can_be_used_and_no_more(tmp_path: Path, pad_id: int) -> None:
+    """RoBERTa numbers positions from its padding id + 1 on: of 42 it can use 41 or 40."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "max_position_embeddings": 42}
+    roberta = RobertaForSequenceClassification(
+        RobertaConfig(**sizes, num_labels=1, pad_token_id=pad_id, bos_token_id=2, eos_token_id=1 - pad_id)
+    )
+    roberta.save_pretrained(tmp_path)
+    make_tokenizer(chat_template=None).save_pretrained(tmp_path)
+    usable = 42 - pad_id - 1
+    fits, long = "c" * (usable - 2), "c" * (usable - 1)
+    verifier = with_reward_model(TaskVerifier({fits: 1.0, long: 1.0}), config_for(str(tmp_path)), CPU)
+    scored, too_long = verifier.score_many([(PROMPT, fits), (PROMPT, long)])
+    assert scored.reward is not None
+    assert too_long.reward is None and too_long.details["reward_model.too_long"] == 1.0
+
+
+def test_bfloat16_scores_near_float32(tmp_path: Path) -> None:
+    folder = save(tmp_path, llama())
+    values = []
+    for dtype in ("float32", "bfloat16"):
+        verifier = with_reward_model(TaskVerifier({"c": 1.0, "defg": 0.0}), config_for(folder, torch_dtype=dtype), CPU)
+        values.append(
+            [score.details["reward_model"] for score in verifier.score_many([(PROMPT, "c"), (PROMPT, "defg")])]
+        )
+    assert values[1] == pytest.approx(values[0], rel=0.05)
+    assert values[1] != values[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("package:absent", "GGUF files hold language models"),
+        ("absent.gguf", "GGUF files hold language models"),
+        ("org/absent", "there is no such folder"),
+    ],
+)
+def test_names_without_a_reward_model_behind_them(name: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("expert_iteration.model_source._hub_unreachable", lambda: True)
+    with pytest.raises(UserError, match=match) as caught:
+        check_reward_model(config_for(name))
+    assert caught.value.problems[0].key == "reward_model.name"
+    assert "smollm2" not in str(caught.value)
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, llama())
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="the folder holds a LoRA adapter; merge it first"):
+        check_reward_model(config_for(folder))
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    absent = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(UserError, match=rf"reward_model\.device={absent}: this machine has \d+ CUDA devices"):
+        check_reward_model(config_for("org/any", device=absent))
+
+
+def test_equal_responses_stay_tied() -> None:
+    scores = scores_of(reward_model(batch_size=2), ["cd", "e", "cd", "gggggg", "cd"])
+    assert scores[0] == scores[2] == scores[4]
+    assert len(set(scores)) == 3
