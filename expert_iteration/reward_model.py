@@ -101,7 +101,7 @@ class RewardModel:
         keys = [tuple(each["input_ids"]) for each in encoded]
         distinct = {key: each for key, each in zip(keys, encoded, strict=True) if key}
         order = sorted(distinct, key=len)
-        found = {(): math.nan}
+        found: dict[tuple[int, ...], float] = {(): math.nan}
         with self._lock:
             self._model.to(self._device)
             try:
