@@ -40,7 +40,7 @@ class Verdict:
 class RewardFunction:
     """`reward(response: str, row: dict) -> float | dict[str, float] | None`, sync or async, with its weight.
 
-    It is pickled by its name, so that a worker process imports it anew.
+    It is pickled by its name. A worker process imports it at its start, where no time limit of an item counts.
     """
 
     location: str
@@ -49,6 +49,10 @@ class RewardFunction:
     weight: float
     attempts: int
     """Calls of an async function that raises, before its response is unscored."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        load_function(self.location)
 
     @property
     def is_async(self) -> bool:
