@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # rewards need no torch: their worker processes start in a third of the time and memory without
+    import torch
+    from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 Split = Literal["train", "test"]

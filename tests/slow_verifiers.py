@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
+import subprocess
 import threading
 import time
 from typing import Any
@@ -14,7 +17,11 @@ LEAK: list[bytes] = []
 
 
 def score_by_text(prompt: Prompt, text: str) -> Score:
-    """The length of the text; `sleep`, `spin`, `exit` and `raise` do as they say."""
+    """The length of the text; `sleep`, `spin`, `exit` and `raise` do as they say.
+
+    `program` starts one that sleeps, `alarm` has a time limit of its own before it hangs, and `deaf` is done, but keeps
+    the interpreter to itself from then on.
+    """
     if text == "sleep":
         time.sleep(60)
     elif text == "spin":
@@ -22,6 +29,15 @@ def score_by_text(prompt: Prompt, text: str) -> Score:
             pass
     elif text == "exit":
         os._exit(7)
+    elif text == "program":
+        return Score(float(subprocess.Popen(["sleep", "60"]).pid))
+    elif text == "alarm":
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(1)
+        signal.alarm(0)
+        _keep_the_interpreter()
+    elif text == "deaf":
+        threading.Timer(0.1, _keep_the_interpreter).start()
     elif text == "raise":
         raise RuntimeError("a bug in the verifier")
     elif text == "pid":
@@ -30,6 +46,11 @@ def score_by_text(prompt: Prompt, text: str) -> Score:
         LEAK.append(bytes(100_000))
         return Score(float(len(LEAK)))
     return Score(float(len(text)), {"success": float(text == prompt.gold)})
+
+
+def _keep_the_interpreter() -> None:
+    """Exponential time in C, with the interpreter lock held."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 async def score_in_time(prompt: Prompt, text: str) -> Score:

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -40,7 +39,7 @@ class Verdict:
 class RewardFunction:
     """`reward(response: str, row: dict) -> float | dict[str, float] | None`, sync or async, with its weight.
 
-    It is pickled by its name, so that a worker process imports it anew.
+    It is pickled by its name. A worker process imports it at its start, where no time limit of an item counts.
     """
 
     location: str
@@ -50,14 +49,18 @@ class RewardFunction:
     attempts: int
     """Calls of an async function that raises, before its response is unscored."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        load_function(self.location)
+
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(load_function(self.location))
 
     def call(self, response: str, row: Mapping[str, Any]) -> Verdict:
-        """Never raises for what the function does; an async function runs in an event loop of its own."""
+        """Never raises for what the function does; an async function runs in an event loop of another thread."""
         if self.is_async:
-            return run_in_thread(self.call_async(response, row))
+            return asyncio.run_coroutine_threadsafe(self.call_async(response, row), _event_loop()).result()
         try:
             returned = load_function(self.location)(response, dict(row))
         except Exception:
@@ -136,22 +139,20 @@ def load_function(location: Any) -> Callable[..., Any]:
 KEY = "env.options.reward"
 _LOADED: dict[str, Callable[..., Any]] = {}
 _LOGGED: set[tuple[str, str]] = set()
+_LOOPS: list[asyncio.AbstractEventLoop] = []
+_LOOP_LOCK = threading.Lock()
 
 
-def run_in_thread(coroutine: Any) -> Any:
-    """The coroutine's result, from an event loop in a thread of its own: the caller may be inside another loop."""
-    future: Future[Any] = Future()
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop in which async functions run where they are called from a thread without one, or inside of one.
 
-    def run() -> None:
-        try:
-            future.set_result(asyncio.run(coroutine))
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name="async reward")
-    thread.start()
-    thread.join()
-    return future.result()
+    It is the same for all calls, since a function's HTTP client belongs to the loop that it was first used in.
+    """
+    with _LOOP_LOCK:
+        if not _LOOPS:
+            _LOOPS.append(asyncio.new_event_loop())
+            threading.Thread(target=_LOOPS[0].run_forever, name="async rewards", daemon=True).start()
+        return _LOOPS[0]
 
 
 def _is_number(value: Any) -> bool:

@@ -12,10 +12,14 @@ The calling process uses no signals: any thread may score.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import inspect
 import multiprocessing
+import os
 import pickle
 import signal
+import socket
+import struct
 import sys
 import threading
 import traceback
@@ -43,16 +47,6 @@ START_LIMIT_S = 300.0
 MAX_FAILED_STARTS = 3
 GRACE_S = 1.0
 """An async item that keeps to the event loop is cancelled at the time limit; a worker gets so much longer to say so."""
-ORPHAN_GRACE_S = 2.0
-"""A worker ends itself so long after the time limit: should the pool be killed, nobody else would."""
-PRELOADED = [
-    "__main__",
-    "expert_iteration.tasks.verifier_pool",
-    "expert_iteration.tasks",
-    "expert_iteration.config.loader",
-]
-"""What the server imports for all workers: what they need, and what the main module of a run does, for each worker
-imports that one anew."""
 
 
 class InProcessVerifier:
@@ -108,8 +102,7 @@ class VerifierPool:
         self._max_chunk = max(1, concurrency // self._num_workers) if self._is_async else MAX_CHUNK
         self._time_limit_s = time_limit_s
         self._context = multiprocessing.get_context("forkserver")
-        in_actor = ["ray"] if "ray" in sys.modules else []  # an actor's main module is Ray's
-        self._context.set_forkserver_preload([*PRELOADED, *in_actor])
+        self._context.set_forkserver_preload(_imports_of_a_worker(score))
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._failed_starts = 0
@@ -161,9 +154,7 @@ class VerifierPool:
             answered = [waited_for[connection] for connection in wait(list(waited_for), max(0.0, patience))]  # type: ignore[index]
             for worker in answered:
                 if not self._receive(worker, scores):
-                    worker.process.join()
-                    ended_itself = worker.process.exitcode == -signal.SIGALRM
-                    self._replace(worker, "timed_out" if ended_itself else "crashed", scores, chunks)
+                    self._replace(worker, "crashed", scores, chunks)
             now = monotonic()
             for worker in waited_for.values():
                 if worker not in answered and worker.deadline <= now:
@@ -177,6 +168,7 @@ class VerifierPool:
         num_busy = sum(bool(worker.pending) for worker in self._workers)
         while len(self._workers) < min(self._num_workers, num_busy + num_chunks):
             parent_end, child_end = self._context.Pipe()
+            _limit_sending(parent_end, self._time_limit_s)
             arguments = (child_end, self._pickled_score, self._time_limit_s)
             process = self._context.Process(target=_work, args=arguments, daemon=True, name="verifier")
             process.start()
@@ -187,7 +179,7 @@ class VerifierPool:
         worker.pending.extend(chunk)
         worker.num_items += len(chunk)
         self._extend_deadline(worker)
-        with suppress(OSError):  # it died while it was idle: the wait for its answer finds that out
+        with suppress(OSError):  # it died or hung while it was idle: the wait for its answer finds that out
             worker.connection.send([(index, *items[index]) for index in chunk])
 
     def _receive(self, worker: _Worker, scores: dict[int, Score]) -> bool:
@@ -236,15 +228,48 @@ class VerifierPool:
 
     def _discard(self, worker: _Worker) -> None:
         self._workers.remove(worker)
+        if worker.is_ready and worker.process.pid is not None:
+            with suppress(ProcessLookupError):  # programs that a verifier has started are in its process group
+                os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.kill()
         worker.process.join()
         worker.process.close()
         worker.connection.close()
 
 
+def _imports_of_a_worker(score: ScoreFunction) -> list[str]:
+    """Modules that the server process imports once for all workers: what `score` and the main module need.
+
+    Each worker runs the main module again, and Ray's takes seconds to import. Naming `__main__` itself does nothing
+    before Python 3.13 (https://github.com/python/cpython/issues/126631).
+    """
+    values = vars(sys.modules["__main__"]).values()
+    modules = {value.__name__ for value in values if inspect.ismodule(value)}
+    modules |= {value.__module__ for value in values if inspect.isclass(value) or inspect.isfunction(value)}
+    modules |= {__name__, getattr(score, "__self__", score).__module__}
+    return sorted(modules - {"__main__"})
+
+
+def _limit_sending(connection: Connection, seconds: float) -> None:
+    """Lets `send` raise BlockingIOError when the other side has read nothing for so long."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+
+def _end_with_the_pool() -> None:
+    """Asks the kernel for a signal that ends this process, whatever it is doing, when the pool's process is gone."""
+    pool = multiprocessing.parent_process()
+    assert pool is not None
+    # A pipe to which nothing is written; only its closing, with its other end, makes it readable.
+    fcntl.fcntl(pool.sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pool.sentinel, fcntl.F_SETFL, fcntl.fcntl(pool.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def _work(connection: Connection, pickled_score: bytes, time_limit_s: float) -> None:
     """A worker's life: loads the function, says that it is ready, and scores chunks until the pool is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the pool decides
+    os.setpgrp()  # Ctrl-C reaches the whole process group of the program; here, the pool decides
+    _end_with_the_pool()
     try:
         score = pickle.loads(pickled_score)
     except Exception:
@@ -258,9 +283,7 @@ def _work(connection: Connection, pickled_score: bytes, time_limit_s: float) -> 
                     runner.run(_score_together(connection, score, connection.recv(), time_limit_s))
         while True:
             for index, prompt, text in connection.recv():
-                signal.setitimer(signal.ITIMER_REAL, time_limit_s + ORPHAN_GRACE_S)
                 connection.send((index, _score_or_traceback(score, prompt, text)))
-                signal.setitimer(signal.ITIMER_REAL, 0)
     except (EOFError, ConnectionError):
         return
 
@@ -287,6 +310,4 @@ async def _score_together(
             answer = f"row {prompt.row_id}, response {text[:200]!r}\n{traceback.format_exc()}"
         connection.send((index, answer))
 
-    signal.setitimer(signal.ITIMER_REAL, time_limit_s + ORPHAN_GRACE_S)
     await asyncio.gather(*(score_one(*item) for item in chunk))
-    signal.setitimer(signal.ITIMER_REAL, 0)

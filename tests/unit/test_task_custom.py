@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,17 @@ def test_a_pool_scores_as_the_task_does_and_carries_no_rows(data: Path) -> None:
     verifier.close()
     assert len(task.prompts("train")) > 10
     assert task.__getstate__()["_prompts"] == {"train": [], "test": []}
+
+
+def test_the_import_of_a_function_is_under_no_time_limit(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data.parent / "imported_slowly.py").write_text(
+        "import time\ntime.sleep(1.5)\n\ndef reward(response, row):\n    return 0.5\n"
+    )
+    monkeypatch.chdir(data.parent)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    task = custom(data, "imported_slowly:reward")
+    verifier = make_verifier(task, workers=1, time_limit_s=1.0)
+    try:
+        assert [score.reward for score in verifier.score_many([(task.prompts("train")[0], "a")])] == [0.5]
+    finally:
+        verifier.close()

@@ -158,6 +158,42 @@ def test_a_closed_pool_has_no_workers_left_even_when_they_hung() -> None:
         pool.score_many(items("x"))
 
 
+def test_programs_that_a_verifier_has_started_end_with_its_worker(pool: VerifierPool) -> None:
+    (program,) = {int(reward or 0) for reward in rewards(pool.score_many(items("program")))}
+    assert is_running(program)
+    with VerifierPool(score_by_text, workers=1, time_limit_s=0.3) as other:
+        other.score_many(items("spin"))
+    assert is_running(program)
+    pool.score_many(items("spin"))
+    assert wait_until_gone(program, 5)
+
+
+def test_a_worker_that_no_longer_reads_is_replaced() -> None:
+    with VerifierPool(score_by_text, workers=1, time_limit_s=0.5) as pool:
+        assert rewards(pool.score_many(items("deaf"))) == [4.0]
+        time.sleep(0.5)
+        assert pool.score_many(items("x" * 5_000_000, "xx")) == [TIMED_OUT, Score(2.0, {"success": 1.0})]
+
+
+def test_what_the_main_module_imports_is_imported_once_for_all_workers(tmp_path: Path) -> None:
+    (tmp_path / "imported_by_main.py").write_text('print("imported", flush=True)\n')
+    script = """
+        import imported_by_main
+        from expert_iteration.tasks.verifier_pool import VerifierPool
+        from expert_iteration.types import Prompt
+        from tests.slow_verifiers import score_by_text
+
+        if __name__ == "__main__":
+            with VerifierPool(score_by_text, workers=1, time_limit_s=5.0) as pool:
+                pool.score_many([(Prompt(0, (), ""), "exit")] * 3)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
+    assert output.split().count("imported") == 2  # by the script and by the server that forks the workers
+
+
 SCRIPT = """
     import os, signal, sys, threading, time
     from expert_iteration.tasks.verifier_pool import VerifierPool
@@ -165,13 +201,13 @@ SCRIPT = """
     from tests.slow_verifiers import score_by_text
 
     if __name__ == "__main__":
-        pool = VerifierPool(score_by_text, workers=1, time_limit_s={limit})
+        pool = VerifierPool(score_by_text, workers={workers}, time_limit_s={limit})
         prompt = Prompt(0, (), "")
         print(int(pool.score_many([(prompt, "pid")])[0].reward), flush=True)
         if {interrupt}:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
-            pool.score_many([(prompt, "spin")])
+            pool.score_many([(prompt, text) for text in {hung}])
         except KeyboardInterrupt:
             print(pool.score_many([(prompt, "xxx")])[0].reward, flush=True)
             pool.close()
@@ -185,28 +221,46 @@ def start(tmp_path: Path, **values: object) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
 
 
+def wait_for_workers(pid: int, count: int) -> list[psutil.Process]:
+    """The worker processes of a program, each with its chunk: they are the children of its server process."""
+    deadline = time.monotonic() + 60
+    workers: list[psutil.Process] = []
+    while len(workers) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+        workers = [grandchild for child in psutil.Process(pid).children() for grandchild in child.children()]
+    time.sleep(0.5)
+    return workers
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_until_gone(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+    while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not psutil.pid_exists(pid)
+    return not is_running(pid)
 
 
 def test_ctrl_c_in_the_middle_leaves_a_pool_that_answers_and_closes(tmp_path: Path) -> None:
-    with start(tmp_path, limit=60.0, interrupt=True) as process:
+    with start(tmp_path, limit=60.0, interrupt=True, workers=1, hung=("spin",)) as process:
         output, _ = process.communicate(timeout=60)
     pid, reward = output.split()
     assert (reward, process.returncode) == ("3.0", 0)
     assert wait_until_gone(int(pid), 5)
 
 
-def test_a_worker_that_hangs_ends_by_itself_when_its_program_was_killed(tmp_path: Path) -> None:
-    with start(tmp_path, limit=1.0, interrupt=False) as process:
+def test_workers_that_hang_end_when_their_program_was_killed(tmp_path: Path) -> None:
+    with start(tmp_path, limit=600.0, interrupt=False, workers=3, hung=("sleep", "spin", "alarm")) as process:
         assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        time.sleep(0.3)
+        process.stdout.readline()
+        processes = wait_for_workers(process.pid, 3)
         process.kill()
-    assert wait_until_gone(pid, 20)
+    assert all(wait_until_gone(worker.pid, 10) for worker in processes)
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"time_limit_s": 0.0}, {"concurrency": 0}])
