@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ class RewardModel:
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._device = device
+        own_pad_id = model.config.get_text_config().pad_token_id
+        self._own_pad_id = own_pad_id if own_pad_id is not None and own_pad_id >= 0 else None
+        self._takes_token_types = "token_type_ids" in signature(model.forward).parameters
         self._lock = threading.Lock()
         """Of the model's place, on the device or offloaded, and of the padding id in its config."""
 
@@ -115,14 +119,15 @@ class RewardModel:
 
     def _logits(self, encoded: Sequence[Mapping[str, list[int]]]) -> Tensor:
         """(B,) float32."""
-        pad_id = _absent_id(encoded, self._tokenizer.pad_token_id)
-        # transformers takes the last token that is not this one for the end of the conversation.
-        self._model.config.get_text_config().pad_token_id = pad_id
-        self._model.config.pad_token_id = pad_id
-        fill = {"input_ids": pad_id, "attention_mask": 0}
-        inputs = {
-            name: _padded([each[name] for each in encoded], fill.get(name, 0)).to(self._device) for name in encoded[0]
-        }
+        # Decoders pool at the last token that is not this one; without such an id they refuse batches.
+        pad_id = self._own_pad_id
+        if pad_id is None:
+            pad_id = _absent_id(encoded, self._tokenizer.pad_token_id)
+            self._model.config.get_text_config().pad_token_id = pad_id
+            self._model.config.pad_token_id = pad_id
+        fill = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": 0}
+        names = [name for name in fill if name in encoded[0] and (name != "token_type_ids" or self._takes_token_types)]
+        inputs = {name: _padded([each[name] for each in encoded], fill[name]).to(self._device) for name in names}
         logits: Tensor = self._model(**inputs).logits  # (B, 1)
         return logits[:, 0].float()
 

@@ -45,7 +45,7 @@ def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     parts: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, value in rollout.score.details.items():
-            if is_scored(rollout.reward) and name != "success":
+            if is_scored(rollout.reward) and name != "success" and not _is_reason(name):
                 parts.setdefault(name, []).append(value)
     return {f"parts/{name}": summarize(values).mean for name, values in sorted(parts.items())}
 
@@ -57,9 +57,14 @@ def _unscored_reasons(rollouts: Sequence[Rollout]) -> dict[str, float]:
         for rollout in rollouts
         if not is_scored(rollout.reward)
         for name in rollout.score.details
-        if name.rpartition(".")[2] in UNSCORED_REASONS
+        if _is_reason(name)
     )
     return {f"unscored/{name}": count for name, count in sorted(reasons.items())}
+
+
+def _is_reason(detail: str) -> bool:
+    """Whether a detail says why something could not be scored."""
+    return detail.rpartition(".")[2] in UNSCORED_REASONS
 
 
 def _expert_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -49,11 +49,39 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     check_reward_model(config)
     task = build_task(config)
-    verifier = build_verifier(config, task)
     encoder = load_chat_encoder(config.model)
     check_vocabulary(config.model, encoder.tokenizer)
     expert_data = _load_expert_data(config, task, encoder)
+    verifier = build_verifier(config, task)
+    try:
+        parts = _load_parts(
+            config,
+            run_dir,
+            checkpoint_dir=checkpoint_dir,
+            task=task,
+            encoder=encoder,
+            verifier=verifier,
+            expert_data=expert_data,
+        )
+    except BaseException:
+        verifier.close()
+        raise
+    if expert_data is not None:
+        parts.logger.terminal.print(str(expert_data))
+    return parts
 
+
+def _load_parts(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    checkpoint_dir: Path,
+    task: Task,
+    encoder: ChatEncoder,
+    verifier: Verifier,
+    expert_data: ExpertData | None,
+) -> Components:
+    """What loads weights, and what works with it."""
     devices = device_plan(config, torch.cuda.device_count())
     verifier = with_reward_model(verifier, config, devices.inference[0])
     policy = load_policy(config, devices.train[0])
@@ -86,8 +114,6 @@ def build(config: RunConfig, run_dir: Path) -> Components:
         logger=logger,
         expert_data=expert_data,
     )
-    if expert_data is not None:
-        logger.terminal.print(str(expert_data))
     return Components(
         config=config,
         run_dir=run_dir,

@@ -21,6 +21,8 @@ from expert_iteration.tasks.self_check import Failure, check_answers
 from expert_iteration.tasks.verifier_pool import InProcessVerifier
 from expert_iteration.types import Prompt, Score, ScoreMany, Split
 
+RESERVED = ("success", "task_reward", "reward_model")
+"""Details that have a meaning of their own."""
 ROLES = ("system", "user", "assistant")
 CHECKED_ROWS = 20
 """Rows that the self-check tries with responses that must be no success: so many for each of the two splits."""
@@ -216,7 +218,7 @@ def _functions(options: Mapping[str, Any]) -> list[RewardFunction]:
         load_function(location)
         functions.append(RewardFunction(str(location), name, float(weight), options["attempts"]))
     names = [function.name for function in functions]
-    if not names or len(set(names)) < len(names) or "success" in names:
-        way_out = "give each function a `name` of its own, and not `success`"
+    if not names or len(set(names)) < len(names) or any(name in RESERVED for name in names):
+        way_out = f"give each function a `name` of its own, and none of {', '.join(RESERVED)}"
         raise UserError(Problem(KEY, names, "has to be functions with different names", way_out))
     return functions

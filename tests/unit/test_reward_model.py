@@ -370,3 +370,17 @@ def test_equal_responses_stay_tied() -> None:
     scores = scores_of(reward_model(batch_size=2), ["cd", "e", "cd", "gggggg", "cd"])
     assert scores[0] == scores[2] == scores[4]
     assert len(set(scores)) == 3
+
+
+def test_a_model_with_a_padding_token_of_its_own_is_asked_as_it_was_trained() -> None:
+    """Its end token is its padding token: transformers pools before it, alone and in a batch, and so do we."""
+    model = llama()
+    model.config.pad_token_id = VOCABULARY["<eos>"]
+    scorer = reward_model(model)
+    together = scores_of(scorer, ["c", "defgh"])
+    for response, score in zip(["c", "defgh"], together, strict=True):
+        ids = torch.tensor([scorer.encode(PROMPT, response)["input_ids"]])
+        with torch.no_grad():
+            assert score == pytest.approx(model(input_ids=ids).logits.item(), abs=1e-5)
+            before_end = model.score(model.model(input_ids=ids).last_hidden_state[:, -2]).item()
+        assert score == pytest.approx(before_end, abs=1e-5)

@@ -194,7 +194,7 @@ def test_self_check_calls_the_functions(tmp_path: Path) -> None:
         ([f"{HERE}:right", f"{HERE}:right"], {}, "different names"),
         ([{"function": f"{HERE}:right", "wieght": 1}], {}, "a weight and a name"),
         ([{"function": f"{HERE}:right", "weight": "1"}], {}, "a weight and a name"),
-        ([{"function": f"{HERE}:right", "name": "success"}], {}, "not `success`"),
+        ([{"function": f"{HERE}:right", "name": "success"}], {}, "none of success"),
         (f"{HERE}:right", {"sucess_at": 1}, "is no option of custom; choose among reward"),
         (f"{HERE}:right", {"success_at": "1"}, "has to be a number"),
         (f"{HERE}:right", {"concurrency": 0}, "at least 1"),
