@@ -93,13 +93,13 @@ def unknown_keys(key: str, value: Any) -> list[Problem]:
 
 
 def nearest_keys(key: str) -> list[str]:
-    """At most three keys that the user may have meant: the same last name elsewhere, else a similar spelling."""
+    """At most four keys that the user may have meant: the same last name elsewhere, else a similar spelling."""
     section, _, last = key.rpartition(".")
     named: dict[str, list[str]] = {}
     for known in LEAVES:
         named.setdefault(known.rpartition(".")[2], []).append(known)
     if last in named:
-        return named[last][:3]
+        return named[last][:4]
     siblings = [name for name in named if f"{section}.{name}".removeprefix(".") in LEAVES]
     if close := get_close_matches(last, siblings, n=1):
         return [f"{section}.{close[0]}".removeprefix(".")]

@@ -108,6 +108,7 @@ def test_unknown_keys_are_all_reported_with_the_nearest_key(values: dict[str, An
 def test_nearest_keys() -> None:
     assert nearest_keys("train.lrr") == ["optimizer.lr"]
     assert nearest_keys("torch_dtype") == [
+        "reward_model.torch_dtype",
         "train_model.torch_dtype",
         "inference_model.torch_dtype",
         "ref_model.torch_dtype",
