@@ -51,6 +51,7 @@ class Scorer:
 def local_ray() -> Iterator[None]:
     # Paths of Ray's sockets must not be long, and pytest's are.
     folder = tempfile.mkdtemp(prefix="ray-")
+    before = psutil.Process().children(recursive=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written to the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +63,7 @@ def local_ray() -> Iterator[None]:
             log_to_driver=False,
             _temp_dir=folder,
         )
-        started = psutil.Process().children(recursive=True)
+        started = [process for process in psutil.Process().children(recursive=True) if process not in before]
         yield
         ray.shutdown()
     _, left = psutil.wait_procs(started, timeout=40)
