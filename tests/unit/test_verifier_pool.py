@@ -205,7 +205,8 @@ SCRIPT = """
         prompt = Prompt(0, (), "")
         print(int(pool.score_many([(prompt, "pid")])[0].reward), flush=True)
         if {interrupt}:
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            # To the main thread, as a terminal's: one that another thread takes would not end the wait.
+            threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         try:
             pool.score_many([(prompt, text) for text in {hung}])
         except KeyboardInterrupt:
