@@ -133,7 +133,8 @@ class Custom(RowTask):
             return Score(None, {"success": 0.0, **details})
         total = sum(f.weight * r for f, r in zip(self._functions, rewards, strict=True) if r is not None)
         own = [verdict.parts["success"] for verdict in verdicts if "success" in verdict.parts]
-        success = float(min(own) >= 1.0 if own else total >= self._options["success_at"])
+        # 0.7 + 0.2 + 0.1 is a little less than 1 in floating point.
+        success = float(min(own) >= 1.0 if own else total >= self._options["success_at"] - 1e-9)
         return Score(total if self._graded else success, {"success": success, **details})
 
     def _parse_row(self, record: dict[str, Any]) -> ParsedRow:

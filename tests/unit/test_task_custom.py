@@ -112,6 +112,12 @@ def test_rewards_by_hand(
         assert custom(data, reward, mode=mode).score(prompt, response) == Score(expected, details)
 
 
+def test_a_perfect_response_is_a_success_whatever_the_weights_sum_to_in_floating_point(data: Path) -> None:
+    functions = [{"function": f"{HERE}:right", "weight": weight, "name": str(weight)} for weight in (0.7, 0.2, 0.1)]
+    score = custom(data, functions).score(Prompt(0, (), {"answer": "2"}), "2")
+    assert 0.7 + 0.2 + 0.1 < 1.0 and score.details["success"] == 1.0
+
+
 def test_the_threshold_of_a_success_and_reasoning_are_options(data: Path) -> None:
     prompt = Prompt(0, (), {"answer": "2"})
     task = custom(data, f"{HERE}:brevity", success_at=0.25, strip_reasoning=False)
