@@ -1,10 +1,12 @@
-"""The in-process engine: any decoder-only transformers model, on the device and in the dtype that it is given in.
+"""The in-process engine: any decoder-only transformers model whose attention goes through transformers' interface.
 
-The samples asked for are cut into waves of at most `max_sequences`. A wave prefills each of its prompts once, copies
-the keys and values to all samples of the prompt, and decodes all samples together, one token each per step. Samples
-that have ended leave the batch as soon as that saves more than it costs.
+A prompt is computed once, whatever the number of its samples, and what all prompts of a call begin with once for all of
+them. Samples are decoded together, one token each per step; those that end leave and waiting ones join.
 
-Shapes: B sequences that are decoded together, P columns of the longest prompt, V vocabulary.
+    local.py             requests -> runs of prompts, turns; weights and their version
+    slots.py             bounds -> slots for prompts and samples
+    continuous.py        the batch: admit, step, retire
+    shared_attention.py  what a step computes
 """
 
 from __future__ import annotations
@@ -12,56 +14,19 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from expert_iteration.engines.checksum import canonical_names, deduplicated_state, weights_checksum
-from expert_iteration.engines.kv_cache import DecodeCache
-from expert_iteration.engines.sampling import sample_tokens, uniforms
+from expert_iteration.engines.continuous import ContinuousBatch, Sample, compute_prefix
+from expert_iteration.engines.shared_attention import shared_attention
+from expert_iteration.engines.shared_check import check_shared_attention
+from expert_iteration.engines.slots import cut_runs, plan_slots
 from expert_iteration.errors import ComponentError, WeightSyncError
-from expert_iteration.log_probs import gather_log_probs, position_ids
 from expert_iteration.types import FinishReason, GenerationRequest, SamplingParams, Turn
-
-PREFILL_TOKENS = 8192
-"""Most prompt tokens, padding included, of one forward pass; bounds its activations."""
-
-COMPACTION_SHARE = 7 / 8
-"""Ended sequences leave the batch when at most this share still runs: dropping them copies the cache of the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """One sample of one request."""
-
-    prompt_ids: tuple[int, ...]
-    seed: int
-    request: int
-    position: int
-    """Place among the samples of its request."""
-
-
-@dataclass(slots=True)
-class _DecodeBatch:
-    """The sequences of a wave that are still decoded, and what the next step needs of each."""
-
-    rows: Tensor
-    """(B,) int64, place in the wave."""
-    prompt_mask: Tensor
-    """(B, P) bool, false on padding."""
-    prompt_lengths: Tensor
-    """(B,) int64."""
-    cache: DecodeCache
-
-    def keep(self, kept: Tensor) -> None:
-        """Drops all sequences but `kept`."""
-        self.rows = self.rows[kept]
-        self.prompt_mask = self.prompt_mask[kept]
-        self.prompt_lengths = self.prompt_lengths[kept]
-        self.cache.keep(kept)
 
 
 class LocalEngine:
@@ -70,13 +35,13 @@ class LocalEngine:
     Args:
         model: a causal language model of transformers. It is set to eval mode and its gradients are switched off.
         max_sequences: most sequences in flight; None is no bound.
-        max_cached_tokens: most tokens whose keys and values are held at a time, over all sequences in flight; None is
-            no bound. A sequence that needs more than that on its own runs alone.
+        max_cached_tokens: most tokens whose keys and values are held at a time, over all sequences in flight and their
+            prompts; None is no bound. A sequence that needs more than that on its own runs alone.
         max_model_len: most tokens of prompt and response together; None is what the model's config says.
 
     Raises:
-        ValueError: a length that the model's config does not allow, or floating-point weights of several types, of
-            which no single cast of the trained weights could be the image.
+        ValueError: a length that the model's config does not allow; floating-point weights of several types, of which
+            no single cast of the trained weights could be the image; an attention that the engine cannot share.
     """
 
     def __init__(
@@ -99,6 +64,7 @@ class LocalEngine:
         dtypes = {tensor.dtype for tensor in deduplicated_state(model).values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
             raise ValueError(f"floating-point weights of one type are needed, found {sorted(map(str, dtypes))}")
+        check_shared_attention(self._model)
 
     @property
     def policy_version(self) -> int:
@@ -126,20 +92,12 @@ class LocalEngine:
             ComponentError: the model gave NaN or infinite log-probabilities.
         """
         self._check_lengths(requests, sampling.max_tokens)
-        samples = [
-            _Sample(request.prompt_ids, seed, index, position)
-            for index, request in enumerate(requests)
-            for position, seed in enumerate(request.seeds)
-        ]
-        # Prompts of like length share a wave, so that little is padded; sorting is stable and keeps groups together.
-        samples.sort(key=lambda sample: len(sample.prompt_ids))
-        turns: dict[tuple[int, int], Turn] = {}
-        with self._lock, torch.no_grad():
-            for wave in self._waves(samples, sampling.max_tokens):
-                for sample, turn in zip(wave, self._generate_wave(wave, sampling), strict=True):
-                    turns[sample.request, sample.position] = turn
+        samples = [[Sample(index, seed) for seed in request.seeds] for index, request in enumerate(requests)]
+        with self._lock, torch.no_grad(), shared_attention(self._model):
+            self._generate(requests, samples, sampling)
         return [
-            [turns[index, position] for position in range(len(request.seeds))] for index, request in enumerate(requests)
+            [_turn(request.prompt_ids, sample, sampling) for sample in of_request]
+            for request, of_request in zip(requests, samples, strict=True)
         ]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -189,106 +147,25 @@ class LocalEngine:
                     f"request {index}: {length} prompt tokens and {max_tokens} more exceed {self._max_model_len}"
                 )
 
-    def _waves(self, samples: Sequence[_Sample], max_tokens: int) -> Iterator[Sequence[_Sample]]:
-        """Cuts samples, sorted by prompt length, into runs within both bounds; each takes the room of the longest."""
-        start = 0
-        for end in range(1, len(samples) + 1):
-            if end == len(samples) or not self._fits(end + 1 - start, len(samples[end].prompt_ids) + max_tokens):
-                yield samples[start:end]
-                start = end
-
-    def _fits(self, num_sequences: int, tokens_each: int) -> bool:
-        return (self._max_sequences is None or num_sequences <= self._max_sequences) and (
-            self._max_cached_tokens is None or num_sequences * tokens_each <= self._max_cached_tokens
+    def _generate(
+        self, requests: Sequence[GenerationRequest], samples: Sequence[Sequence[Sample]], sampling: SamplingParams
+    ) -> None:
+        """Fills in the samples of each request."""
+        # Prompts of like length stand together, so that little is padded.
+        order = sorted(
+            (index for index, of_request in enumerate(samples) if of_request),
+            key=lambda index: len(requests[index].prompt_ids),
         )
-
-    def _generate_wave(self, samples: Sequence[_Sample], sampling: SamplingParams) -> list[Turn]:
-        uniform = uniforms([sample.seed for sample in samples], sampling.max_tokens)
-        batch, logits = self._prefill(samples, sampling.max_tokens)
-        ids, log_probs = self._decode(batch, logits, uniform.to(logits.device), sampling)
-        return [
-            _turn(sample, sample_ids, sample_log_probs, sampling)
-            for sample, sample_ids, sample_log_probs in zip(samples, ids.tolist(), log_probs.tolist(), strict=True)
-        ]
-
-    def _prefill(self, samples: Sequence[_Sample], max_tokens: int) -> tuple[_DecodeBatch, Tensor]:
-        """The batch after its prompts, and the logits of each sequence's first token, (B, V).
-
-        `samples` come sorted by prompt length, with the samples of a prompt next to each other.
-        """
-        device = self._model.device
-        counts = Counter(sample.request for sample in samples)  # in the order of the samples, as `prompts` is
-        prompts = list({sample.request: sample.prompt_ids for sample in samples}.values())
-        owners = torch.arange(len(prompts)).repeat_interleave(torch.tensor(list(counts.values()))).to(device)  # (B,)
-
-        num_columns = len(prompts[-1])
-        cache = DecodeCache(
-            num_layers=self._model.config.get_text_config().num_hidden_layers,
-            num_sequences=len(samples),
-            prompt_columns=num_columns,
-            capacity=num_columns + max_tokens - 1,  # the last token sampled is never fed back
-        )
-        all_logits: list[Tensor] = []
-        first_row = 0
-        for chunk in _prefill_chunks(prompts):
-            ids, mask = _pad_left(prompts[chunk], device)
-            prompt_cache = DynamicCache()
-            logits = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=position_ids(mask),
-                past_key_values=prompt_cache,
-                use_cache=True,
-                logits_to_keep=1,  # padding is on the left, so the last column is the last token of every prompt
-            ).logits[:, -1]  # (prompts of the chunk, V)
-            source = owners[(owners >= chunk.start) & (owners < chunk.stop)] - chunk.start
-            cache.write_prompts(first_row, prompt_cache, source)
-            all_logits.append(logits[source])
-            first_row += len(source)
-
-        lengths = torch.tensor([len(sample.prompt_ids) for sample in samples], device=device)
-        columns = torch.arange(num_columns, device=device)
-        batch = _DecodeBatch(
-            rows=torch.arange(len(samples), device=device),
-            prompt_mask=columns >= num_columns - lengths.unsqueeze(-1),
-            prompt_lengths=lengths,
-            cache=cache,
-        )
-        return batch, torch.cat(all_logits)
-
-    def _decode(
-        self, batch: _DecodeBatch, logits: Tensor, uniform: Tensor, sampling: SamplingParams
-    ) -> tuple[Tensor, Tensor]:
-        """Ids and log-probs, both (B, max_tokens); what stands after a row's first stop token means nothing."""
-        ids = torch.zeros(uniform.shape, dtype=torch.int64, device=uniform.device)
-        log_probs = torch.zeros_like(uniform)
-        stop_ids = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=uniform.device)
-        running = torch.ones_like(batch.rows, dtype=torch.bool)
-        for step in range(sampling.max_tokens):
-            tokens = sample_tokens(logits, uniform[batch.rows, step], sampling)  # (B,)
-            ids[batch.rows, step] = tokens
-            log_probs[batch.rows, step] = gather_log_probs(logits, tokens)
-            running &= ~torch.isin(tokens, stop_ids)
-            num_running = int(running.sum())
-            if num_running == 0 or step + 1 == sampling.max_tokens:
-                break
-            if num_running <= COMPACTION_SHARE * len(running):
-                kept = running.nonzero().squeeze(-1)
-                batch.keep(kept)
-                tokens, running = tokens[kept], running[kept]
-            logits = self._decode_step(batch, tokens, step)
-        return ids, log_probs
-
-    def _decode_step(self, batch: _DecodeBatch, tokens: Tensor, step: int) -> Tensor:
-        """Feeds each sequence's token number `step`; the logits of the next, (B, V)."""
-        response_mask = batch.prompt_mask.new_ones(len(tokens), step + 1)
-        return self._model(
-            input_ids=tokens.unsqueeze(-1),
-            attention_mask=torch.cat([batch.prompt_mask, response_mask], dim=-1),
-            position_ids=(batch.prompt_lengths + step).unsqueeze(-1),
-            past_key_values=batch.cache,
-            use_cache=True,
-        ).logits[:, -1]
+        if not order:
+            return
+        prompts = {index: requests[index].prompt_ids for index in order}
+        prefix = compute_prefix(self._model, list(prompts.values()))
+        bounds = {"max_sequences": self._max_sequences, "max_cached_tokens": self._max_cached_tokens}
+        lengths, counts = [len(prompts[index]) for index in order], [len(samples[index]) for index in order]
+        for run in cut_runs(lengths, counts, sampling.max_tokens, **bounds):
+            of_run = [sample for index in order[run] for sample in samples[index]]
+            plan = plan_slots(lengths[run][-1], len(lengths[run]), len(of_run), sampling.max_tokens, **bounds)
+            ContinuousBatch(self._model, prompts, of_run, sampling=sampling, plan=plan, prefix=prefix).run()
 
 
 def _max_model_len(model: PreTrainedModel, wanted: int | None) -> int:
@@ -302,37 +179,13 @@ def _max_model_len(model: PreTrainedModel, wanted: int | None) -> int:
     return length
 
 
-def _prefill_chunks(prompts: Sequence[tuple[int, ...]]) -> Iterator[slice]:
-    """Cuts prompts, sorted by length, into runs that take at most PREFILL_TOKENS with padding, or are one prompt."""
-    start = 0
-    for end in range(1, len(prompts) + 1):
-        if end == len(prompts) or (end + 1 - start) * len(prompts[end]) > PREFILL_TOKENS:
-            yield slice(start, end)
-            start = end
-
-
-def _pad_left(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask, both (B, P): int64, and bool that is true on the prompt."""
-    num_columns = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), num_columns, dtype=torch.int64)
-    mask = torch.zeros(len(prompts), num_columns, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, num_columns - len(prompt) :] = torch.tensor(prompt)
-        mask[row, num_columns - len(prompt) :] = True
-    return ids.to(device), mask.to(device)
-
-
-def _turn(sample: _Sample, ids: list[int], log_probs: list[float], sampling: SamplingParams) -> Turn:
-    """Cuts a row of the wave after its first stop token."""
-    ends = [index for index, token in enumerate(ids) if token in sampling.stop_token_ids]
-    finish_reason: FinishReason = "stop" if ends else "length"
-    length = ends[0] + 1 if ends else len(ids)
-    response_log_probs = tuple(log_probs[:length])
-    if not all(map(math.isfinite, response_log_probs)):
+def _turn(prompt_ids: tuple[int, ...], sample: Sample, sampling: SamplingParams) -> Turn:
+    finish_reason: FinishReason = "stop" if sample.ids[-1] in sampling.stop_token_ids else "length"
+    if not all(map(math.isfinite, sample.log_probs)):
         raise ComponentError(
-            f"the model gave the log-probabilities {response_log_probs}: its weights or inputs are broken"
+            f"the model gave the log-probabilities {sample.log_probs}: its weights or inputs are broken"
         )
-    return Turn(sample.prompt_ids, tuple(ids[:length]), response_log_probs, finish_reason)
+    return Turn(prompt_ids, tuple(sample.ids), tuple(sample.log_probs), finish_reason)
 
 
 def _weight_problems(received: Sequence[tuple[str, Tensor]], model: PreTrainedModel) -> list[str]:

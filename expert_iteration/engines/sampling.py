@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expert_iteration.log_probs import gather_log_probs
 from expert_iteration.types import SamplingParams
 
 BLOCK_TOKENS = 256
@@ -27,6 +28,15 @@ def uniforms(seeds: Sequence[int], max_tokens: int) -> Tensor:
     """
     rows = [np.random.Generator(np.random.Philox(key=seed)).random(max_tokens, dtype=np.float32) for seed in seeds]
     return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, max_tokens)  # (B, max_tokens)
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """One token per sequence and its log-probability: (B, V) logits, (B,) uniform numbers -> (B,) int64, (B,) float32.
+
+    The log-probability is the model's own, at temperature 1 and before any filter, whatever the token was drawn by.
+    """
+    tokens = sample_tokens(logits, uniform, sampling)
+    return tokens, gather_log_probs(logits, tokens)
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> Tensor:

@@ -30,7 +30,8 @@ from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.reward_model import check_reward_model, with_reward_model
-from expert_iteration.runtime.plan import device_plan, max_cached_tokens, max_sequences
+from expert_iteration.runtime.allocator import keep_freed_memory
+from expert_iteration.runtime.plan import check_cache, device_plan, max_cached_tokens
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
 from expert_iteration.tasks import make_verifier, task_of
@@ -41,6 +42,7 @@ from expert_iteration.weight_sync import InProcessWeightSync
 
 def build(config: RunConfig, run_dir: Path) -> Components:
     """All parts of a run. What can be wrong with the user's input is checked before any weights load."""
+    keep_freed_memory()
     torch.set_num_threads(config.num_threads or available_cores())
     torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
     claim(run_dir)
@@ -198,11 +200,20 @@ def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
     if backend not in ("auto", "local"):
         raise ValueError(f"inference_model.backend={backend!r}: one of auto, local")
     model = load_inference_model(config, device)
-    return LocalEngine(
-        model,
-        max_sequences=max_sequences(config, model.config),
-        max_cached_tokens=max_cached_tokens(config, model.config),
-    )
+    check_cache(config, model.config)
+    try:
+        return LocalEngine(
+            model, max_sequences=config.env.num_envs, max_cached_tokens=max_cached_tokens(config, model.config)
+        )
+    except ValueError as error:
+        raise UserError(
+            Problem(
+                "model.name",
+                config.model.name,
+                f"the in-process engine cannot run it: {error}",
+                "name a decoder-only model with full or sliding-window attention",
+            )
+        ) from error
 
 
 def _build_reference(config: RunConfig, policy: Policy, device: torch.device) -> Reference | None:

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from expert_iteration.config import derived
 from expert_iteration.config.checks import advice
 from expert_iteration.config.schema import RunConfig
+from expert_iteration.engines.slots import SlotPlan, plan_slots
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.gguf import PACKAGE_PREFIX, package_gguf
 from expert_iteration.model import resolve_dtype
@@ -95,36 +96,35 @@ def kv_bytes_per_token(model_config: Any, dtype: torch.dtype) -> int:
     return 2 * model_config.num_hidden_layers * heads * head_dim * dtype.itemsize
 
 
-def max_sequences(config: RunConfig, model_config: Any) -> int:
-    """Sequences in flight: env.num_envs, or as many as inference_model.kv_cache_gib holds.
-
-    A sequence is counted with PROMPT_TOKENS for its prompt and inference_model.max_tokens for its response.
+def sequences_in_flight(config: RunConfig, model_config: Any) -> int:
+    """Sequences that a collection generates at a time, with PROMPT_TOKENS for each prompt.
 
     Raises:
         UserError: the cache does not hold one sequence.
     """
-    if config.env.num_envs is not None:
-        return config.env.num_envs
-    per_sequence = _kv_bytes_per_sequence(config, model_config)
-    fitting = int(config.inference_model.kv_cache_gib * GIB // per_sequence)
-    if fitting < 1:
+    check_cache(config, model_config)
+    return config.env.num_envs or _slots(config, model_config).samples
+
+
+def check_cache(config: RunConfig, model_config: Any) -> None:
+    """Raises UserError when inference_model.kv_cache_gib bounds the sequences and does not hold one of them."""
+    budget = max_cached_tokens(config, model_config)
+    needed = PROMPT_TOKENS + config.inference_model.max_tokens
+    if budget is not None and budget < needed:
+        size = needed * _kv_bytes_per_token(config, model_config) / GIB
         raise UserError(
             Problem(
                 "inference_model.kv_cache_gib",
                 config.inference_model.kv_cache_gib,
                 f"does not hold one sequence of {PROMPT_TOKENS} prompt and inference_model.max_tokens="
-                f"{config.inference_model.max_tokens} response tokens, {per_sequence / GIB:.3g} GiB",
-                f"write at least {per_sequence / GIB:.3g}, lower inference_model.max_tokens, or give env.num_envs",
+                f"{config.inference_model.max_tokens} response tokens, {size:.3g} GiB",
+                f"write at least {size:.3g}, lower inference_model.max_tokens, or give env.num_envs",
             )
         )
-    return fitting
 
 
 def max_cached_tokens(config: RunConfig, model_config: Any) -> int | None:
-    """Tokens whose keys and values inference_model.kv_cache_gib holds; None where env.num_envs is the bound.
-
-    It keeps prompts that are longer than PROMPT_TOKENS within the budget.
-    """
+    """Tokens whose keys and values inference_model.kv_cache_gib holds; None where env.num_envs is the bound."""
     if config.env.num_envs is not None:
         return None
     return int(config.inference_model.kv_cache_gib * GIB // _kv_bytes_per_token(config, model_config))
@@ -135,8 +135,16 @@ def _kv_bytes_per_token(config: RunConfig, model_config: Any) -> int:
     return kv_bytes_per_token(model_config, resolve_dtype(config.inference_model.torch_dtype, device))
 
 
-def _kv_bytes_per_sequence(config: RunConfig, model_config: Any) -> int:
-    return (PROMPT_TOKENS + config.inference_model.max_tokens) * _kv_bytes_per_token(config, model_config)
+def _slots(config: RunConfig, model_config: Any) -> SlotPlan:
+    """What the engine holds at a time in a collection whose longest prompt has PROMPT_TOKENS."""
+    return plan_slots(
+        PROMPT_TOKENS,
+        derived.prompts_per_collection(config),
+        derived.dialog_turns_per_batch(config),
+        config.inference_model.max_tokens,
+        max_sequences=config.env.num_envs,
+        max_cached_tokens=max_cached_tokens(config, model_config),
+    )
 
 
 def estimate_memory(config: RunConfig, model_config: Any) -> MemoryEstimate:
@@ -192,7 +200,7 @@ def _reward_model_device(config: RunConfig, num_gpus: int) -> torch.device:
 
 def _kv_cache_bytes(config: RunConfig, model_config: Any) -> int:
     if config.env.num_envs is not None:
-        return config.env.num_envs * _kv_bytes_per_sequence(config, model_config)
+        return _slots(config, model_config).cached_tokens * _kv_bytes_per_token(config, model_config)
     return int(config.inference_model.kv_cache_gib * GIB)
 
 
@@ -211,7 +219,7 @@ def render_plan(config: RunConfig) -> str:
         sequences = str(config.env.num_envs or "not known without the model's sizes")
         memory = [f"not estimated: {config.model.name} cannot be read: {reason}"]
     else:
-        sequences = str(max_sequences(config, model_config))
+        sequences = str(sequences_in_flight(config, model_config))
         memory = _memory_lines(config, estimate_memory(config, model_config))
     parts = [
         ("Config", OmegaConf.to_yaml(OmegaConf.create(asdict(config))).splitlines()),
@@ -283,7 +291,7 @@ def _reward_model_rows(config: RunConfig, estimate: MemoryEstimate) -> list[tupl
 
 def _kv_cache_note(config: RunConfig) -> str:
     if config.env.num_envs is not None:
-        return f"env.num_envs sequences with {PROMPT_TOKENS} prompt tokens each"
+        return f"env.num_envs sequences, prompts of {PROMPT_TOKENS} tokens"
     return "inference_model.kv_cache_gib"
 
 

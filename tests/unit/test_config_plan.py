@@ -17,8 +17,8 @@ from expert_iteration.runtime.plan import (
     device_plan,
     estimate_memory,
     kv_bytes_per_token,
-    max_sequences,
     render_plan,
+    sequences_in_flight,
 )
 
 CONFIG_DIR = Path(__file__).parents[2] / "config"
@@ -78,20 +78,20 @@ def test_kv_bytes_per_token() -> None:
 
 
 def test_sequences_in_flight_follow_from_the_budget(config: RunConfig) -> None:
+    # Prompts count once for their 16 samples, 512 tokens each; a sample holds 487 tokens of its own.
     config.inference_model.max_tokens = 488
-    per_sequence = (512 + 488) * 256
-    config.inference_model.kv_cache_gib = 3.5 * per_sequence / GIB
-    assert max_sequences(config, LLAMA) == 3
+    config.inference_model.kv_cache_gib = 3500 * 256 / GIB
+    assert sequences_in_flight(config, LLAMA) == 4  # 3 prompts: 3 * 512 + 4 * 487 = 3484
     config.inference_model.torch_dtype = "bfloat16"
-    assert max_sequences(config, LLAMA) == 7
+    assert sequences_in_flight(config, LLAMA) == 11  # of 7000 tokens, 3 * 512 + 11 * 487 = 6893
     config.env.num_envs = 5
-    assert max_sequences(config, LLAMA) == 5
+    assert sequences_in_flight(config, LLAMA) == 5
 
 
 def test_a_budget_below_one_sequence_is_refused(config: RunConfig) -> None:
     config.inference_model.kv_cache_gib = 1e-6
     with pytest.raises(UserError, match=r"inference_model.kv_cache_gib=1e-06: does not hold one sequence"):
-        max_sequences(config, LLAMA)
+        sequences_in_flight(config, LLAMA)
 
 
 def test_memory_of_full_fine_tuning(config: RunConfig) -> None:
@@ -135,7 +135,7 @@ def test_plan_of_a_model_on_this_machine(config: RunConfig, tmp_path: Path) -> N
         "replay buffer 64 samples",
         "optimizer batch 8 samples",
         "optimizer steps at most 48, the length of both schedules",
-        f"sequences in flight {2 * GIB // (528 * 256)}",
+        "sequences in flight 256",
         f"trained model 0.00 GiB {LLAMA_PARAMETERS:,} parameters",
     ):
         assert expected in lines

@@ -25,9 +25,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from expert_iteration.engines import local
+from expert_iteration.engines import continuous
 from expert_iteration.engines.checksum import deduplicated_state, weights_checksum
-from expert_iteration.engines.local import LocalEngine, _Sample
+from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import GenerationRequest, SamplingParams, Turn
 
@@ -189,49 +189,73 @@ def test_samples_are_those_of_separate_calls_with_the_same_seeds(family: str, sa
         assert any(len({turn.response_ids for turn in group}) > 1 for group in together), "the seeds have to matter"
 
 
-def test_waves_stay_within_the_cached_tokens() -> None:
-    engine = LocalEngine(tiny_model(), max_sequences=5, max_cached_tokens=40)
-    lengths = [2, 2, 2, 2, 2, 2, 8, 8, 8, 20, 60]
-    samples = [_Sample(tuple(range(length)), 0, index, 0) for index, length in enumerate(lengths)]
-    # With 4 response tokens: five of 6 (the sixth would be within 40 but not within max_sequences); then one of 6 and
-    # two of 12 take the room of 3 x 12; one of 12 would make 2 x 24 with the next; those of 24 and 64 run alone.
-    waves = [[len(sample.prompt_ids) for sample in wave] for wave in engine._waves(samples, 4)]
-    assert waves == [[2] * 5, [2, 8, 8], [8], [20], [60]]
-
-
 @pytest.mark.parametrize("max_sequences", [1, 3, 7])
-def test_waves_give_what_one_wave_gives(max_sequences: int) -> None:
+def test_fewer_in_flight_give_what_all_together_give(max_sequences: int) -> None:
     model = tiny_model()
     requests = requests_of(PROMPTS, 4)
     sampling = warm(stop=(1, 2, 3, 4, 5, 6))
-    one_wave = LocalEngine(model, max_sequences=20).generate(requests, sampling)
-    waves = LocalEngine(model, max_sequences=max_sequences).generate(requests, sampling)
-    assert [[t.response_ids for t in group] for group in waves] == [[t.response_ids for t in g] for g in one_wave]
+    together = LocalEngine(model, max_sequences=20).generate(requests, sampling)
+    fewer = LocalEngine(model, max_sequences=max_sequences).generate(requests, sampling)
+    assert [[t.response_ids for t in group] for group in fewer] == [[t.response_ids for t in g] for g in together]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("max_cached_tokens", [None, 60])
+def test_joining_samples_are_what_generate_gives(family: str, max_cached_tokens: int | None) -> None:
+    # Ends at different steps and three in flight of ten: slots are given up and taken over, prompts come and go.
+    model = tiny_model(family).eval()
+    sampling = greedy(stop=late_stop_ids(model))
+    expected = [reference_greedy(model, prompt, sampling) for prompt in PROMPTS]
+    engine = LocalEngine(model, max_sequences=3, max_cached_tokens=max_cached_tokens)
+    for turns, response in zip(engine.generate(requests_of(PROMPTS, 2), sampling), expected, strict=True):
+        assert [turn.response_ids for turn in turns] == [response, response]
+
+
+def test_a_window_that_ends_inside_the_prompt_hides_its_beginning() -> None:
+    # Prompts of 9 and 12 tokens that share 3, a window of 5: the shared beginning is out of sight for every response.
+    model = tiny_model("gemma3").eval()
+    prompts = ((7, 8, 9, 11, 3, 8, 20, 33, 2), (7, 8, 9, 17, 40, 41, 22, 6, 5, 4, 3, 2))
+    expected = [reference_greedy(model, prompt, greedy()) for prompt in prompts]
+    turns = LocalEngine(model, max_sequences=8).generate(requests_of(prompts, 2), greedy())
+    assert [[turn.response_ids for turn in group] for group in turns] == [[response] * 2 for response in expected]
 
 
 def forwards(model: PreTrainedModel) -> list[tuple[int, ...]]:
-    """Shapes of the ids of every forward pass from now on."""
+    """Shapes of the ids of every forward pass of the decoder from now on."""
     shapes: list[tuple[int, ...]] = []
-    model.register_forward_pre_hook(
+    model.get_decoder().register_forward_pre_hook(
         lambda _, __, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     return shapes
 
 
-def test_a_prompt_is_prefilled_once_per_wave_and_no_wave_is_too_large() -> None:
+def test_a_prompt_is_prefilled_once_and_no_batch_is_too_large() -> None:
     model = tiny_model()
-    shapes = forwards(model)
     engine = LocalEngine(model, max_sequences=6)
+    shapes = forwards(model)
     engine.generate([GenerationRequest((1, 2, 3), tuple(range(8))), GenerationRequest((4, 5, 6, 7), (1, 2))], warm(3))
-    # Waves of 6 and 4 samples: 6 of the first prompt; 2 of the first and 2 of the second.
-    assert shapes == [(1, 3), (6, 1), (6, 1), (2, 4), (4, 1), (4, 1)]
+    # Six samples of the first prompt, then its other two with the second prompt, which is prefilled only then.
+    assert shapes == [(1, 3), (6, 1), (6, 1), (1, 4), (4, 1), (4, 1)]
+
+
+def test_what_all_prompts_begin_with_is_computed_once() -> None:
+    model = tiny_model()
+    engine = LocalEngine(model, max_sequences=6)
+    shapes = forwards(model)
+    prompts = ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 6))
+    turns = engine.generate(requests_of(prompts), warm(2))
+    # The second prompt keeps one token of its own; prompts go by length, 1, 2 and 3 tokens behind the first two.
+    assert shapes == [(1, 2), (3, 3), (3, 1)]
+    for group in turns:
+        for turn in group:
+            torch.testing.assert_close(torch.tensor(turn.log_probs), reference_log_probs(model, turn))
 
 
 def test_long_prefills_are_cut_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     engine = LocalEngine(model, max_sequences=64)
     expected = engine.generate(requests_of(PROMPTS, 2), warm())
-    monkeypatch.setattr(local, "PREFILL_TOKENS", 10)
+    monkeypatch.setattr(continuous, "PREFILL_TOKENS", 10)
     shapes = forwards(model)
     cut = engine.generate(requests_of(PROMPTS, 2), warm())
     # Sorted lengths 1, 2, 3, 6, 9: at most 10 tokens with padding, or a single prompt.
@@ -239,15 +263,43 @@ def test_long_prefills_are_cut_and_give_the_same(monkeypatch: pytest.MonkeyPatch
     assert [[t.response_ids for t in group] for group in cut] == [[t.response_ids for t in group] for group in expected]
 
 
+def test_logits_are_made_in_parts_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LocalEngine(tiny_model(), max_sequences=64)
+    expected = engine.generate(requests_of(PROMPTS, 2), warm())
+    monkeypatch.setattr(continuous, "MAX_LOGITS", 3 * VOCAB)  # three samples of the ten at a time
+    parts = engine.generate(requests_of(PROMPTS, 2), warm())
+    assert [[t.response_ids for t in group] for group in parts] == [[t.response_ids for t in g] for g in expected]
+
+
 def test_ended_sequences_leave_the_batch() -> None:
     model = tiny_model().eval()
     sampling = greedy(stop=late_stop_ids(model))
+    engine = LocalEngine(model, max_sequences=8)
     shapes = forwards(model)
-    turns = [group[0] for group in LocalEngine(model, max_sequences=8).generate(requests_of(PROMPTS), sampling)]
+    turns = [group[0] for group in engine.generate(requests_of(PROMPTS), sampling)]
     steps = shapes[1:]
     assert len(steps) == max(len(turn.response_ids) for turn in turns) - 1
     for step, (num_sequences, _) in enumerate(steps, start=1):
         assert num_sequences == sum(len(turn.response_ids) > step for turn in turns)
+
+
+def test_waiting_samples_join_as_soon_as_others_end() -> None:
+    model = tiny_model().eval()
+    sampling = greedy(stop=late_stop_ids(model))
+    lengths = [len(reference_greedy(model, prompt, sampling)) for prompt in sorted(PROMPTS, key=len)]
+    engine = LocalEngine(model, max_sequences=2)
+    shapes = forwards(model)
+    engine.generate(requests_of(PROMPTS), sampling)
+    # Two slots; each takes the next prompt as soon as its sample has ended. Waves of two would take the sum of maxima.
+    free_at = [0, 0]
+    for length in lengths:
+        free_at.sort()
+        free_at[0] += length
+    waves = [max(lengths[start : start + 2]) for start in (0, 2, 4)]
+    assert max(free_at) < sum(waves)
+    # The very first tokens come from the prefill of the first two prompts, which have 1 and 2 tokens.
+    assert shapes[0] == (2, 2)
+    assert len([shape for shape in shapes[1:] if shape[1] == 1]) == max(free_at) - 1
 
 
 def test_the_same_call_twice_gives_the_same_bits() -> None:
@@ -458,7 +510,7 @@ def test_weights_do_not_change_in_the_middle_of_a_generation() -> None:
             pushes[0].start()
             pushes[0].join(timeout=0.2)
 
-    model.register_forward_pre_hook(push_at_the_first_forward)
+    model.get_decoder().register_forward_pre_hook(push_at_the_first_forward)
     assert engine.generate(requests_of(PROMPTS), greedy()) == expected
     pushes[0].join()
     assert engine.policy_version == 1
