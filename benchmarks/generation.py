@@ -196,8 +196,8 @@ def table(lengths: str, figures: dict[str, dict[str, Any]], result: dict[str, An
     shortest, longest = min(result["prompt_tokens"]), max(result["prompt_tokens"])
     title = (
         f"{lengths} lengths: {args.prompts} prompts of {shortest} to {longest} tokens x {args.samples} samples x "
-        f"at most {args.max_tokens} tokens, {args.dtype}, {args.threads} threads, median of {args.repeats}; a large matrix "
-        f"product runs at {result['matmul_flops'] / 1e9:.0f} GFLOP/s"
+        f"at most {args.max_tokens} tokens, {args.dtype}, {args.threads} threads, median of {args.repeats}; a large "
+        f"matrix product runs at {result['matmul_flops'] / 1e9:.0f} GFLOP/s"
     )
     header = ["side, sequences in flight", "tokens/s", "engine's best / its best", "of matmul rate", "peak GiB"]
     return harness.table(title, header, rows)

@@ -45,9 +45,26 @@ class _Call:
     """A query sees this many tokens, itself the last of them; None is all."""
     softcap: float | None
     """Scores s become softcap * tanh(s / softcap)."""
+    sinks: Tensor | None
+    """(Q,), a score of each query head that takes its share of the softmax and has no value."""
 
-    def capped(self, scores: Tensor) -> Tensor:
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what scaled_dot_product_attention computes, but for the window."""
+        return self.softcap is None and self.sinks is None
+
+    def weights(self, scores: Tensor, hidden: Tensor | None) -> Tensor:
+        """Softmax over the last dimension: (B, H, G, ..., n) scores, `hidden` true where a key is not seen."""
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is None:
+            return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+        num_heads, per_head = scores.shape[1:3]
+        sinks = self.sinks.view(num_heads, per_head, *[1] * (scores.ndim - 3)).to(scores.dtype)
+        with_sinks = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        return with_sinks.softmax(-1, dtype=torch.float32)[..., :-1].to(scores.dtype)
 
 
 @dataclass(slots=True)
@@ -74,8 +91,8 @@ class PrefillStep:
                 for held, new in zip(before, (key, value), strict=True)
             )
         self.prompts.write_front(call.layer, self.slots, key, value)
-        if call.softcap is not None:
-            return self._attend_capped(call, query, key, value)
+        if not call.is_plain:
+            return self._attend_by_hand(call, query, key, value)
         is_plain = self.prefix is None and (call.window is None or call.window >= query.shape[2])
         return scaled_dot_product_attention(
             query,
@@ -87,11 +104,10 @@ class PrefillStep:
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
-    def _attend_capped(self, call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        queries = query.unflatten(1, (key.shape[1], -1))  # (B, H, G, L, D)
-        scores = call.capped(queries * call.scale @ key.unsqueeze(2).transpose(-1, -2))  # (B, H, G, L, P)
-        scores = scores.masked_fill(~self._mask(call.window, query), -torch.inf)
-        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    def _attend_by_hand(self, call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        queries = query.unflatten(1, (key.shape[1], -1)) * call.scale  # (B, H, G, L, D)
+        scores = queries @ key.unsqueeze(2).transpose(-1, -2)  # (B, H, G, L, P)
+        weights = call.weights(scores, ~self._mask(call.window, query))
         return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
     def _mask(self, window: int | None, query: Tensor) -> Tensor:
@@ -142,14 +158,11 @@ class DecodeStep:
         queries = query.view(num_samples, num_heads, -1, query.shape[-1]) * call.scale  # (B, H, G, D)
         prompt_scores = self._by_sample(self._by_prompt(queries) @ prompt_keys.transpose(-1, -2))  # (B, H, G, P)
         own_scores = queries @ own_keys.transpose(-1, -2)  # (B, H, G, T)
-        scores = call.capped(torch.cat([prompt_scores, own_scores], dim=-1))
-        mask = self._mask(call.window)
-        if mask is not None:
-            scores = scores.masked_fill(mask, -torch.inf)
-        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)  # (B, H, G, P + T)
+        scores = torch.cat([prompt_scores, own_scores], dim=-1)
+        weights = call.weights(scores, self._mask(call.window))  # (B, H, G, P + T)
         of_prompt, of_own = weights.split([self.prompt_columns, self.own_columns], dim=-1)
         output = self._by_sample(self._by_prompt(of_prompt) @ prompt_values) + of_own @ own_values  # (B, H, G, D)
-        return output.view(query.shape)
+        return output.view(num_samples, -1, 1, output.shape[-1])
 
     def _by_prompt(self, rows: Tensor) -> Tensor:
         """(B, H, G, n) -> (J, H, M * G, n)."""
@@ -225,17 +238,19 @@ def _attention(  # noqa: PLR0917
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it: (B, Q, L, D), (B, H, L, D) twice -> (B, L, Q, D)."""
-    surplus = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None]
-    if surplus:
-        raise NotImplementedError(f"its attention takes {', '.join(surplus)}")
+    if position_bias is not None:
+        raise NotImplementedError("its attention adds a bias of each pair of positions")
     call = _Call(
         layer=module.layer_idx,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=_window(module, sliding_window),
         softcap=softcap,
+        sinks=s_aux,
     )
     return _step.get().attend(call, query, key, value).transpose(1, 2).contiguous(), None
 

@@ -10,12 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -32,7 +36,7 @@ from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import GenerationRequest, SamplingParams, Turn
 
 VOCAB = 64
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_oss")
 PROMPTS = ((5, 6, 7), (9,), (11, 3, 8, 20, 33, 2, 17, 40, 41), (9, 10), (60, 1, 2, 3, 4, 5))
 
 
@@ -61,10 +65,9 @@ def tiny_model(family: str = "llama", seed: int = 0, tied: bool = False) -> PreT
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if family == "llama":
-            return LlamaForCausalLM(LlamaConfig(**sizes))
-        if family == "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**sizes))
+        if family in ("llama", "qwen2"):
+            made, config = (LlamaForCausalLM, LlamaConfig) if family == "llama" else (Qwen2ForCausalLM, Qwen2Config)
+            return made(config(**sizes))
         if family == "qwen3":
             return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8))
         if family == "gemma2":  # a window shorter than the sequences, soft caps
@@ -72,6 +75,9 @@ def tiny_model(family: str = "llama", seed: int = 0, tied: bool = False) -> PreT
         if family == "gemma3":
             layers = ["sliding_attention", "full_attention"]
             return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, head_dim=8, sliding_window=5, layer_types=layers))
+        if family == "gpt_oss":  # sinks, and a window in every other layer
+            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+            return GptOssForCausalLM(GptOssConfig(**sizes, **experts, head_dim=8, sliding_window=5))
         if family == "gpt2":
             config = GPT2Config(
                 vocab_size=VOCAB,
@@ -382,6 +388,24 @@ def test_max_model_len_comes_from_the_config_and_cannot_exceed_it() -> None:
         LocalEngine(tiny_model("gpt2"), max_sequences=1, max_model_len=65)
     with pytest.raises(ValueError, match="max_sequences=0"):
         LocalEngine(tiny_model(), max_sequences=0)
+
+
+def test_an_attention_that_cannot_be_shared_is_refused() -> None:
+    # Its attention does not go through transformers' interface, and adds a bias for distance.
+    model = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.4))
+    with pytest.raises(ValueError, match="BloomForCausalLM computes log-probabilities that are off by"):
+        LocalEngine(model, max_model_len=64)
+    llama = tiny_model()
+    llama.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="LlamaForCausalLM has layers of the types linear_attention"):
+        LocalEngine(llama)
+
+
+def test_the_models_own_attention_is_in_place_outside_of_the_engine() -> None:
+    model = tiny_model()
+    engine = LocalEngine(model)
+    engine.generate(requests_of(PROMPTS), greedy(2))
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_the_model_is_in_eval_mode_and_carries_no_graph() -> None:
