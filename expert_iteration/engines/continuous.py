@@ -23,6 +23,7 @@ from expert_iteration.engines.shared_attention import active, decode_step, prefi
 from expert_iteration.engines.slot_cache import SlotCache
 from expert_iteration.engines.slots import SlotPlan
 from expert_iteration.log_probs import project
+from expert_iteration.packing import common_length
 from expert_iteration.types import SamplingParams
 
 T = TypeVar("T")
@@ -54,13 +55,11 @@ class Prefix:
 
 def compute_prefix(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]]) -> Prefix | None:
     """The tokens that all prompts begin with, at least one token short of the shortest; None where there are none."""
-    first, last = min(prompts), max(prompts)  # whatever these two share, all in between share
-    most = min(map(len, prompts)) - 1
-    length = next((index for index in range(most) if first[index] != last[index]), most)
-    if len(prompts) == 1 or length == 0:
+    length = common_length(prompts)
+    if length == 0:
         return None
     cache = SlotCache(1, length)
-    prefill(model, [first[:length]], cache, [0])
+    prefill(model, [prompts[0][:length]], cache, [0])
     return Prefix(cache, length)
 
 

@@ -77,6 +77,29 @@ def test_different_prompts_in_one_row_by_hand() -> None:
     assert rows.predictors.tolist() == [2, 4]
 
 
+def test_what_all_prompts_begin_with_stands_once_in_a_row_by_hand() -> None:
+    rows = pack(*padded(([4, 5, 6], [7]), ([4, 9], [10, 11])))
+    assert rows.token_ids.tolist() == [[4, 5, 6, 7, 9, 10, 11]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 3, 1, 2, 3]]
+    assert rows.attention_mask.int().tolist() == [[[
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 0, 0, 0, 1, 0, 0],
+        [1, 0, 0, 0, 1, 1, 0],
+        [1, 0, 0, 0, 1, 1, 1],
+    ]]]  # fmt: skip
+    assert rows.predictors.tolist() == [2, 4, 5]
+
+
+def test_a_prompt_keeps_a_token_of_its_own() -> None:
+    # The second prompt is the beginning of the first: only its first token is shared, its last predicts the response.
+    rows = pack(*padded(([4, 5, 6], [7]), ([4, 5], [8])))
+    assert rows.token_ids.tolist() == [[4, 5, 6, 7, 5, 8]]
+    assert rows.predictors.tolist() == [2, 4]
+
+
 def test_padding_looks_at_itself_alone() -> None:
     # Three rows of ten have six columns of padding, two of seventeen would have ten.
     rows = pack(*padded(([5], [6] * 9), ([7], [8] * 6), ([9], [10] * 6)))
@@ -91,8 +114,9 @@ def test_only_tokens_that_are_asked_for_are_predicted() -> None:
     assert pack(ids, mask, attention).predictors.tolist() == [1, 4]
 
 
+@pytest.mark.parametrize("has_common_prefix", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_and_gradients_equal_those_of_each_sequence_alone(name: str) -> None:
+def test_log_probs_and_gradients_equal_those_of_each_sequence_alone(name: str, has_common_prefix: bool) -> None:
     model = tiny(name)
     assert can_pack(model)
     generator = torch.Generator().manual_seed(1)
@@ -100,12 +124,13 @@ def test_log_probs_and_gradients_equal_those_of_each_sequence_alone(name: str) -
     def tokens(count: int) -> list[int]:
         return torch.randint(3, 64, (count,), generator=generator).tolist()
 
-    shared, other = tokens(7), tokens(4)
+    system = tokens(3) if has_common_prefix else []
+    shared, other = system + tokens(7), system + tokens(4)
     sequences = [
         (shared, tokens(5)),
         (other, tokens(9)),
         (shared, tokens(2)),
-        (tokens(1), tokens(1)),
+        (system + tokens(1), tokens(1)),
         (shared, tokens(8)),
     ]
     ids, mask, attention = padded(*sequences)
@@ -130,9 +155,10 @@ def test_log_probs_and_gradients_equal_those_of_each_sequence_alone(name: str) -
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=9))
-def test_every_sequence_is_found_again_whatever_the_layout(shapes: list[tuple[int, int]]) -> None:
-    prompts = {0: [5], 1: [6, 7], 2: [8] * 9, 3: [9, 10, 11]}
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=9), st.integers(0, 4))
+def test_every_sequence_is_found_again_whatever_the_layout(shapes: list[tuple[int, int]], common: int) -> None:
+    system = [4, 3, 4, 4][:common]
+    prompts = {0: [*system, 5], 1: [*system, 6, 7], 2: [*system, *[8] * 9], 3: [*system, 9, 10, 11]}
     sequences = [(prompts[prompt], [20 + number] * length) for number, (prompt, length) in enumerate(shapes)]
     ids, mask, attention = padded(*sequences)
     rows = pack(ids, mask, attention)
@@ -140,6 +166,9 @@ def test_every_sequence_is_found_again_whatever_the_layout(shapes: list[tuple[in
     expected_before = ids[:, :-1][mask[:, 1:]]
     assert torch.equal(flat_ids[rows.predictors], expected_before)
     assert torch.equal(flat_positions[rows.predictors], mask.nonzero()[:, 1] - 1)
+    if len({prompt for prompt, _ in shapes}) > 1:
+        assert (rows.token_ids[:, : len(system)] == torch.tensor(system)).all()
+        assert (rows.token_ids[:, len(system) :] != 4).all()
     # What each predictor attends to is its sequence up to there, in order.
     width = rows.token_ids.shape[1]
     for place, (sequence, column) in zip(rows.predictors.tolist(), mask.nonzero().tolist(), strict=True):
