@@ -15,9 +15,6 @@ environment has one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -88,37 +85,9 @@ def flop_per_token(model: str) -> int:
     return 2 * (layers + head)
 
 
-class Side:
-    """A worker process, which waits until it is its turn."""
-
-    def __init__(self, name: str, setting: dict[str, Any], python: str, preload: Path | None = None) -> None:
-        environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
-        self._process = subprocess.Popen(
-            [python, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._name = name
-        self._ask(setting)
-
-    def turn(self, seed: int, max_tokens: int) -> dict[str, float]:
-        """Seconds, tokens and peak bytes."""
-        return self._ask({"seed": seed, "max_tokens": max_tokens})
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(message), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{self._name} ended with status {self._process.wait()}; its own message stands above")
-        return dict(json.loads(answer))
-
-
-def start(args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[int], batch: int) -> dict[str, Side]:
+def start(
+    args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[int], batch: int
+) -> dict[str, harness.Side]:
     """One process for each side, with this many sequences in flight."""
     setting = {
         "model": str(resolve_model(args.model)),
@@ -132,14 +101,14 @@ def start(args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[int
         "max_model_len": max(map(len, prompts)) + args.max_tokens,
     }
     made = {
-        f"{side}, {batch}": Side(side, setting | {"side": side, "batch": batch}, sys.executable)
+        f"{side}, {batch}": harness.Side(side, WORKER, setting | {"side": side, "batch": batch})
         for side in ("engine", "generate")
     }
     for mode in args.vllm_modes if args.vllm_python else ():
         name = f"vllm {mode}"
         own = setting | {"side": "vllm", "batch": batch, "eager": mode == "eager"}
         preload = next(iter((args.vllm_python.parent.parent / "lib").rglob("libiomp5.so")), None)
-        made[f"{name}, {batch}"] = Side(name, own, str(args.vllm_python), preload)
+        made[f"{name}, {batch}"] = harness.Side(name, WORKER, own, str(args.vllm_python), preload)
     return made
 
 
@@ -159,12 +128,12 @@ def measure(args: argparse.Namespace, prompts: list[list[int]], stop_ids: list[i
     }
 
 
-def take_turns(made: dict[str, Side], args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def take_turns(made: dict[str, harness.Side], args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """What each side answered, turn by turn."""
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in made}
     for repeat in range(args.repeats + 1):
         for name, side in made.items():
-            turn = side.turn(repeat, args.max_tokens if repeat > 0 else min(8, args.max_tokens))
+            turn = side.ask({"seed": repeat, "max_tokens": args.max_tokens if repeat > 0 else min(8, args.max_tokens)})
             if repeat > 0:  # the first of each warms up
                 turns[name].append(turn)
     for side in made.values():

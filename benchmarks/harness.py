@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved repeats, the machine's matmul rate, peak memory, tables and JSON.
+"""What the benchmarks share: sides that take turns, the machine's matmul rate, peak memory, tables and JSON.
 
 Every ratio comes from one run: the variants take turns, so that a slow moment of the machine meets all of them, and
 their medians are compared.
@@ -11,6 +11,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 GIB = 2**30
+ROOT = Path(__file__).parents[1]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -32,6 +35,50 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--out", type=Path, help="file for the figures as JSON")
     return made
+
+
+class Side:
+    """A worker process, which waits until it is its turn: one line of JSON for each question, one for each answer.
+
+    Args:
+        name: of the side, for the message when it ends early.
+        worker: the program, which is told `setting` first.
+        setting: what it answers for.
+        python: its interpreter; this one's by default.
+        preload: a library for LD_PRELOAD.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker: Path,
+        setting: Mapping[str, Any],
+        python: str = sys.executable,
+        preload: Path | None = None,
+    ) -> None:
+        environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(
+            [python, str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._name = name
+        self.ask(setting)
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The worker's answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self._name} ended with status {self._process.wait()}; its own message stands above")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        """Ends the worker."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def interleave(runs: Mapping[str, Callable[[int], None]], repeats: int) -> dict[str, list[float]]:

@@ -69,6 +69,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=8, help="of the training step")
     parser.add_argument("--response-tokens", type=int, default=100, help="of the training step")
+    parser.add_argument("--vocabulary", type=int, default=1000, help="token ids are drawn below this")
     return parser.parse_args(arguments)
 
 
@@ -87,7 +88,9 @@ def generation(args: argparse.Namespace) -> Callable[[], None]:
     rng = random.Random(0)
     engine = LocalEngine(load(args.model), max_sequences=args.prompts * args.samples)
     requests = [
-        GenerationRequest(tuple(rng.randrange(1000) for _ in range(args.prompt_tokens)), tuple(range(args.samples)))
+        GenerationRequest(
+            tuple(rng.randrange(args.vocabulary) for _ in range(args.prompt_tokens)), tuple(range(args.samples))
+        )
         for _ in range(args.prompts)
     ]
     sampling = SamplingParams(0.9, args.max_tokens, stop_token_ids=())
@@ -103,7 +106,7 @@ def training(args: argparse.Namespace) -> Callable[[], None]:
     model = load(args.model).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     width = args.prompt_tokens + args.response_tokens
-    ids = torch.randint(1000, (args.sequences, width), generator=torch.Generator().manual_seed(0))  # (B, T)
+    ids = torch.randint(args.vocabulary, (args.sequences, width), generator=torch.Generator().manual_seed(0))  # (B, T)
     mask = (torch.arange(width) >= args.prompt_tokens).expand_as(ids)  # (B, T)
 
     def run() -> None:

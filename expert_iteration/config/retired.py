@@ -17,7 +17,6 @@ USE_INSTEAD = {
 NOT_AVAILABLE = {
     "ray": "leave it out; everything runs in one process",
     "resume": "leave it out; start again from a saved model with model.name=FOLDER",
-    "model.compile": "leave it out",
     "train_model.quantization": "leave it out; train_model.lora.enabled=true saves memory",
     "ref_model.quantization": "leave it out; ref_model.torch_dtype=bfloat16 saves memory",
     "inference_model.quantization": "leave it out; inference_model.torch_dtype=bfloat16 saves memory",

