@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(folder: Path, args: argparse.Namespace) -> list[int]:
-    """Resident bytes after each iteration."""
+    """Resident bytes after the collection of each iteration."""
     overrides = [
         "mode=sync",
         f"num_threads={args.threads}",
@@ -64,18 +66,19 @@ def run(folder: Path, args: argparse.Namespace) -> list[int]:
         "eval.at_end=false",
     ]
     config = load(overrides, config_dir=harness.ROOT / "config", config_name="ei_gsm8k")
-    parts = local.build(config, folder / "run")
     bytes_after: list[int] = []
-    collect = parts.collector.collect
+    with redirect_stdout(StringIO()):  # a run's own lines
+        parts = local.build(config, folder / "run")
+        collect = parts.collector.collect
 
-    def counted() -> object:
-        bytes_after.append(harness.resident_bytes())
-        return collect()
+        def counted() -> object:
+            collection = collect()
+            bytes_after.append(harness.resident_bytes())
+            return collection
 
-    parts.collector.collect = counted
-    sync.run(parts)
-    bytes_after.append(harness.resident_bytes())
-    return bytes_after[1:]
+        parts.collector.collect = counted
+        sync.run(parts)
+    return bytes_after
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from expert_iteration.engines.slots import cut_runs, plan_slots
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import FinishReason, GenerationRequest, SamplingParams, Turn
 
+COMPARED_ELEMENTS = 2**18
+
 
 class LocalEngine:
     """Generates with `model`, which from then on belongs to the engine.
@@ -130,7 +132,7 @@ class LocalEngine:
             for name, tensor in weights.items()
             if name in state and state[name].shape == tensor.shape
         ]
-        changed = sum(int((held != tensor.to(held)).sum()) for held, tensor in pairs)
+        changed = sum(_num_different(held, tensor.to(held)) for held, tensor in pairs)
         return changed / max(1, sum(held.numel() for held, _ in pairs))
 
     def checksum(self) -> str:
@@ -166,6 +168,12 @@ class LocalEngine:
             of_run = [sample for index in order[run] for sample in samples[index]]
             plan = plan_slots(lengths[run][-1], len(lengths[run]), len(of_run), sampling.max_tokens, **bounds)
             ContinuousBatch(self._model, prompts, of_run, sampling=sampling, plan=plan, prefix=prefix).run()
+
+
+def _num_different(first: Tensor, second: Tensor) -> int:
+    """Elements that differ, compared in parts that fit into a processor's cache."""
+    parts = zip(first.reshape(-1).split(COMPARED_ELEMENTS), second.reshape(-1).split(COMPARED_ELEMENTS), strict=True)
+    return int(sum(torch.count_nonzero(one != other) for one, other in parts))
 
 
 def _max_model_len(model: PreTrainedModel, wanted: int | None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ def log_probs_and_gradients(model: torch.nn.Module, *, packed: bool) -> list[tor
     return [values.detach(), *gradients]
 
 
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(
     "variant",
     # Compiling takes about a minute each.
