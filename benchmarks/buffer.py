@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Cost of the replay buffer at 1e3 to 1e6 samples: storing, the first draw after it, later draws, a permutation.
+"""Cost of the replay buffer at 1e3 to 1e6 samples: storing 64, drawing by priority, a batch of a uniform epoch.
 
-Beside it torchrl's ReplayBuffer with the same storage and its uniform sampler.
+Beside it torchrl's ReplayBuffer with the same storage and its uniform sampler, which stacks the drawn items and leaves
+them so, where ours makes a padded batch. The first draw after a store sorts out the priorities of the whole buffer, and
+the first batch of an epoch its order; later ones do not. Memory is what holding the samples adds to the process.
 
     python -m benchmarks.buffer --out buffer.json
 """
@@ -10,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,39 +22,43 @@ import torch
 from torchrl.data import LazyStackStorage
 from torchrl.data import ReplayBuffer as TorchRLReplayBuffer
 
-from benchmarks import harness
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
+from benchmarks import harness, tiny
 from expert_iteration.replay_buffer import ReplayBuffer, _to_tensordict
 from expert_iteration.types import Batch, TrainingSample
 
 NUM_TOKENS = 32
+"""Of a sample; half of them are the response."""
 STORED = 64
 """Samples that are stored at a time."""
-BATCH = 8
+COLUMNS = {
+    "store": f"store {STORED}",
+    "first_draw": "first draw",
+    "draw": "later draw",
+    "first_batch": "epoch's first batch",
+    "batch": "later batch",
+    "peer_store": "torchrl store",
+    "peer_draw": "torchrl draw",
+}
+"""Headings of what is timed."""
+TINY = {"sizes": [200, 500], "repeats": 1}
 
 
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
     torch.set_num_threads(args.threads)
-    figures = [measure(size, args.repeats) for size in args.sizes]
-    header = [
-        "samples",
-        "store 64",
-        "first draw",
-        "later draw",
-        "epoch's batch",
-        "torchrl store",
-        "torchrl draw",
-        "GiB",
-    ]
+    figures = [measure(size, args) for size in args.sizes]
     rows = [
         [
             f"{row['size']:,}",
-            *(f"{1e3 * row[key]:.2f}" for key in ("store", "first_draw", "draw", "epoch", "peer_store", "peer_draw")),
+            *(f"{1e3 * row[key]:.2f}" for key in COLUMNS),
             f"{row['bytes'] / harness.GIB:.2f}",
         ]
         for row in figures
     ]
-    print(harness.table(f"milliseconds; batches of {BATCH} samples of {NUM_TOKENS} tokens", header, rows))
+    title = f"milliseconds; batches of {args.batch} samples of {NUM_TOKENS} tokens, median of {args.repeats}"
+    print(harness.table(title, ["samples", *COLUMNS.values(), "GiB"], rows))
     harness.write_json(args.out, args, {"sizes": figures})
     return 0
 
@@ -59,7 +66,11 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = harness.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    return parser.parse_args(arguments)
+    parser.add_argument("--batch", type=int, default=64, help="samples of a draw, at most half of the smallest size")
+    args = tiny.parse(parser, arguments, TINY)
+    if min(args.sizes) < 2 * args.batch:
+        parser.error(f"--sizes: {min(args.sizes)} samples are fewer than two batches of {args.batch}")
+    return args
 
 
 def samples(first: int, count: int) -> list[TrainingSample]:
@@ -71,8 +82,8 @@ def samples(first: int, count: int) -> list[TrainingSample]:
     ]
 
 
-def measure(size: int, repeats: int) -> dict[str, Any]:
-    """Median seconds of each operation on a full buffer."""
+def measure(size: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Median seconds of each operation on a full buffer; the first of each warms up and is not counted."""
     before = harness.resident_bytes()
     ours = ReplayBuffer(size, prioritized=True, alpha=0.7, beta=0.5, epsilon=0.01, seed=0)
     uniform = ReplayBuffer(1, prioritized=False, alpha=0.7, beta=0.5, epsilon=0.01, seed=0)
@@ -81,28 +92,33 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     held = harness.resident_bytes() - before
     # Both views and the peer look at the same samples, which so lie in memory once.
     uniform._buffer = TorchRLReplayBuffer(storage=ours._buffer._storage, generator=uniform._generator)
-    peer = TorchRLReplayBuffer(storage=LazyStackStorage(size), batch_size=BATCH)
+    peer = TorchRLReplayBuffer(storage=LazyStackStorage(size), batch_size=args.batch)
     peer._storage._storage = list(ours._buffer._storage._storage)
-    seconds: dict[str, list[float]] = {
-        key: [] for key in ("store", "first_draw", "draw", "epoch", "peer_store", "peer_draw")
-    }
-    for repeat in range(repeats):
+    seconds: dict[str, list[float]] = {key: [] for key in COLUMNS}
+    for repeat in range(args.repeats + 1):
         new = samples(repeat, STORED)
-        timed(seconds["store"], lambda new=new: ours.extend(new))
-        batches: Iterator[Batch] = ours.epoch(BATCH)
-        timed(seconds["first_draw"], lambda batches=batches: next(batches))
-        timed(seconds["draw"], lambda batches=batches: next(batches))
-        batches = uniform.epoch(BATCH)
-        timed(seconds["epoch"], lambda batches=batches: next(batches))
-        timed(seconds["peer_store"], lambda new=new: [peer.add(_to_tensordict(sample)) for sample in new])
-        timed(seconds["peer_draw"], peer.sample)
+        turn = {
+            "store": timed(lambda new=new: ours.extend(new)),
+            **timed_epoch(ours.epoch(args.batch), "first_draw", "draw"),
+            **timed_epoch(uniform.epoch(args.batch), "first_batch", "batch"),
+            "peer_store": timed(lambda new=new: [peer.add(_to_tensordict(sample)) for sample in new]),
+            "peer_draw": timed(peer.sample),
+        }
+        if repeat > 0:
+            for key, value in turn.items():
+                seconds[key].append(value)
     return {"size": size, "bytes": held, **{key: median(values) for key, values in seconds.items()}}
 
 
-def timed(seconds: list[float], run: Any) -> None:
+def timed_epoch(batches: Iterator[Batch], first: str, later: str) -> dict[str, float]:
+    """Seconds of an epoch's first two batches, by these names."""
+    return {name: timed(lambda: next(batches)) for name in (first, later)}
+
+
+def timed(run: Callable[[], Any]) -> float:
     start = perf_counter()
     run()
-    seconds.append(perf_counter() - start)
+    return perf_counter() - start
 
 
 if __name__ == "__main__":

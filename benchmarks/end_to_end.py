@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
 from benchmarks import harness
 from expert_iteration.errors import EXIT_USER_ERROR
 

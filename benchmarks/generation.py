@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
 from benchmarks import harness
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.model_source import load_tokenizer, resolve_model

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
 from benchmarks import harness
 from expert_iteration.components import Components
 from expert_iteration.config.loader import load
@@ -59,7 +61,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def iteration(parts: Components) -> dict[str, float]:
     """Seconds of an iteration and of its parts; the reference alone on the samples that were kept."""
-    config = parts.config
     seconds = {}
     start = perf_counter()
     collection = parts.collector.sample()
@@ -68,11 +69,7 @@ def iteration(parts: Components) -> dict[str, float]:
     collection = parts.collector.attach_reference(collection)
     seconds["reference"] = perf_counter() - start
     start = perf_counter()
-    parts.buffer.clear()
-    parts.buffer.extend(collection.samples)
-    for _ in range(config.train.epochs):
-        for batch in parts.buffer.epoch(config.train.optim_batch_size):
-            parts.trainer.step([batch], progress=0.0)
+    train(parts, collection.samples)
     seconds["training"] = perf_counter() - start
     start = perf_counter()
     parts.weight_sync.publish()
@@ -80,6 +77,16 @@ def iteration(parts: Components) -> dict[str, float]:
     seconds["publish and verify"] = perf_counter() - start
     seconds["iteration"] = sum(seconds.values())
     return seconds | reference(parts, collection.samples)
+
+
+def train(parts: Components, samples: tuple[TrainingSample, ...]) -> None:
+    """The epochs of one collection, an optimizer step for each batch."""
+    config = parts.config.train
+    parts.buffer.clear()
+    parts.buffer.extend(samples)
+    for _ in range(config.epochs):
+        for batch in parts.buffer.epoch(config.optim_batch_size):
+            parts.trainer.step([batch], progress=0.0)
 
 
 def reference(parts: Components, samples: tuple[TrainingSample, ...]) -> dict[str, float]:

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Resident memory over 300 iterations of the real loop with a tiny model: it has to be flat.
+"""Resident memory over 300 iterations of the real loop with a tiny random model: it has to be flat.
 
-python -m benchmarks.memory --out memory.json
+Collect, train and publish run in this one process. The slope is a least-squares line through what comes after iteration
+50. The table says how often it trained and published too: an iteration that keeps nothing does neither.
+
+    python -m benchmarks.memory --out memory.json
 """
 
 from __future__ import annotations
@@ -10,60 +13,87 @@ import argparse
 import sys
 import tempfile
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import harness
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
+from benchmarks import harness, tiny
 from expert_iteration.config.loader import load
 from expert_iteration.loops import sync
 from expert_iteration.runtime import local
-from tests.tiny import save_tiny_model, write_copy_task
 
 SETTLED = 50
 """Iterations before the slope is taken: until then libraries load and malloc's heap grows to its size."""
+MARKS = (20, 50, 100, 200, 300)
+"""Iterations whose memory the table shows, beside the last."""
+TINY = {"iterations": 4}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run used and did."""
+
+    bytes_after: list[int]
+    """Resident after the collection of each iteration."""
+    optimizer_steps: int
+    publishes: int
 
 
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        bytes_after = run(Path(folder), args)
-    settled = np.array(bytes_after[min(SETTLED, len(bytes_after) // 2) :])
-    slope = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])  # bytes per iteration
-    marks = sorted({max(1, round(args.iterations * share)) for share in (0.05, 1 / 6, 1 / 3, 2 / 3, 1)})
+        measured = run(Path(folder), args)
+    bytes_after = measured.bytes_after
+    slope = slope_of(bytes_after)
+    marks = sorted({mark for mark in MARKS if mark < args.iterations} | {args.iterations})
     rows = [[f"iteration {mark}", f"{bytes_after[mark - 1] / 2**20:.1f}"] for mark in marks]
     rows.append(["slope per 100 iterations", f"{100 * slope / 2**20:.2f}"])
-    print(harness.table(f"resident memory over {args.iterations} iterations", ["", "MiB"], rows))
-    harness.write_json(args.out, args, {"bytes": bytes_after, "slope_bytes_per_iteration": slope})
+    title = (
+        f"resident memory over {args.iterations} iterations with {measured.optimizer_steps} optimizer steps and "
+        f"{measured.publishes} publishes"
+    )
+    print(harness.table(title, ["", "MiB"], rows))
+    result = {
+        "bytes": bytes_after,
+        "marks": {mark: bytes_after[mark - 1] for mark in marks},
+        "slope_bytes_per_iteration": slope,
+        "optimizer_steps": measured.optimizer_steps,
+        "publishes": measured.publishes,
+    }
+    harness.write_json(args.out, args, result)
     return 0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = harness.parser(__doc__)
-    parser.add_argument("--iterations", type=int, default=300)
-    return parser.parse_args(arguments)
+    parser.add_argument("--iterations", type=int, default=300, help="at least 4")
+    args = tiny.parse(parser, arguments, TINY)
+    if args.iterations < 4:
+        parser.error(f"--iterations {args.iterations}: a slope takes at least 4")
+    return args
 
 
-def run(folder: Path, args: argparse.Namespace) -> list[int]:
-    """Resident bytes after the collection of each iteration."""
+def slope_of(bytes_after: list[int]) -> float:
+    """Bytes per iteration, by least squares after SETTLED iterations, or after half of a shorter run."""
+    settled = np.array(bytes_after[min(SETTLED, len(bytes_after) // 2) :])
+    return float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
+
+
+def run(folder: Path, args: argparse.Namespace) -> Measured:
+    """The whole run, in `folder`."""
     overrides = [
+        *tiny.overrides(folder),
         "mode=sync",
         f"num_threads={args.threads}",
-        f"env.data_path={write_copy_task(folder / 'data')}",
-        f"model.name={save_tiny_model(folder / 'model')}",
-        "model.chat_template=plain",
-        "env.prompt_template='{question}'",
         "env.repeats=8",
-        "env.test_size=8",
         "train.dialog_turns_per_batch=64",
         f"train.total_dialog_turns={64 * args.iterations}",
-        "train.mixed_precision=false",
         "train.max_empty_collections=1000000",
-        "train.checkpoint_frequency=null",
         "inference_model.max_tokens=8",
-        "eval.at_start=false",
-        "eval.at_end=false",
     ]
     config = load(overrides, config_dir=harness.ROOT / "config", config_name="ei_gsm8k")
     bytes_after: list[int] = []
@@ -78,7 +108,7 @@ def run(folder: Path, args: argparse.Namespace) -> list[int]:
 
         parts.collector.collect = counted
         sync.run(parts)
-    return bytes_after
+    return Measured(bytes_after, parts.trainer.optimizer_steps, parts.trainer.policy_version)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,13 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
 
 from benchmarks import harness
 from expert_iteration.engines.local import LocalEngine

@@ -32,6 +32,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.llm.reward.gsm8k import GSM8KRewardParser
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
+
 from expert_iteration.tasks import make_task, make_verifier
 from expert_iteration.types import Prompt
 from tests.ifeval_responses import following, mutated

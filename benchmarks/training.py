@@ -22,6 +22,7 @@ import random
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,6 +30,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
 
 from benchmarks import harness
 from expert_iteration.config.schema import KLScheduleConfig, OptimizerConfig, SchedulerConfig
