@@ -28,7 +28,7 @@ from expert_iteration.reference import AdapterOffReference, FrozenReference
 from expert_iteration.runtime import local
 from expert_iteration.types import TrainingSample
 
-SYNC_PARTS = ("cast and merge", "compare with the engine's", "load", "checksum sent", "checksum held")
+SYNC_PARTS = ("cast and merge", "compare and load", "checksum sent", "checksum held")
 
 
 def main(arguments: list[str]) -> int:
@@ -111,8 +111,6 @@ def weight_sync(parts: Components) -> dict[str, float]:
     engine = parts.engine
     marks = [perf_counter()]
     weights = {name: tensor.to(engine.dtype) for name, tensor in parts.trainer.policy.merged_state()}
-    marks.append(perf_counter())
-    engine.changed_share(weights)
     marks.append(perf_counter())
     engine.load_weights(weights.items(), parts.trainer.policy_version)
     marks.append(perf_counter())

@@ -56,7 +56,7 @@ VARIANTS = (
 )
 TOGETHER = 3
 """Variants that take turns with the plain step at a time."""
-COMPILED = ("plain, compiled", "ours, compiled")
+COMPILED = ("plain, compiled", "ours, compiled", "ours, compiled, packed, shared prompts")
 
 
 def main(arguments: list[str]) -> int:

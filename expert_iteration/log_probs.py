@@ -15,7 +15,7 @@ from expert_iteration.packing import pack
 
 MAX_DIFFERENCE = 0.05
 """Between log-probs that are computed in two ways; bfloat16 differs by less."""
-CHUNK_TOKENS = 512
+CHUNK_TOKENS = 128
 """Positions projected onto the vocabulary at a time; their logits are recomputed in the backward pass."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,6 +19,8 @@ from torchrl.data.replay_buffers import LazyStackStorage, Sampler, Storage
 from torchrl.data.replay_buffers import ReplayBuffer as TorchRLReplayBuffer
 
 from expert_iteration.types import Batch, TrainingSample
+
+Shuffle = Literal["samples", "groups"]
 
 
 def sampling_probabilities(rewards: Tensor, alpha: float, epsilon: float) -> Tensor:
@@ -63,12 +65,17 @@ class PrioritizedSampler(Sampler):
     A torchrl sampler for any storage of tensordicts with a scalar "reward". It adds "importance_weights" (B,) float32
     to the info that `sample(..., return_info=True)` of a torchrl buffer returns. Everything that it knows follows from
     the storage, so it has no state to save; draws come from the generator of the buffer that owns it.
+
+    A reward is read from the storage once, when the first draw after its sample was stored needs it.
     """
 
     def __init__(self, alpha: float, beta: float, epsilon: float) -> None:
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
+        self._rewards = torch.empty(0, dtype=torch.float64)  # (N,), as read so far
+        self._unread: set[int] = set()
+        """Indices below N whose sample has been replaced since."""
         self._boundaries: Tensor | None = None  # (N,) cumulative probabilities; None until the next draw needs them
         self._weights: Tensor | None = None  # (N,)
 
@@ -77,26 +84,40 @@ class PrioritizedSampler(Sampler):
         if len(storage) == 0:
             raise ValueError("cannot draw from an empty buffer")
         if self._boundaries is None or self._weights is None:
-            rewards = storage.get(torch.arange(len(storage)))["reward"]  # (N,)
-            self._boundaries = sampling_probabilities(rewards, self.alpha, self.epsilon).cumsum(0)
-            self._weights = importance_weights(rewards, self.alpha, self.beta, self.epsilon).float()
+            self._read_rewards(storage)
+            self._boundaries = sampling_probabilities(self._rewards, self.alpha, self.epsilon).cumsum(0)
+            self._weights = importance_weights(self._rewards, self.alpha, self.beta, self.epsilon).float()
         draws = torch.rand(batch_size, dtype=torch.float64, generator=self._rng)  # (B,)
         # Without the last boundary, which rounding may put below a draw, every draw falls on a sample.
         index = torch.searchsorted(self._boundaries[:-1], draws, right=True)  # (B,)
         return index, {"importance_weights": self._weights[index]}
 
+    def _read_rewards(self, storage: Storage) -> None:
+        """Reads the rewards that are new."""
+        num_read = len(self._rewards)
+        replaced = torch.tensor(sorted(self._unread), dtype=torch.int64)
+        if len(replaced) > 0:
+            self._rewards[replaced] = storage.get(replaced)["reward"].double()
+        if len(storage) > num_read:
+            added = storage.get(torch.arange(num_read, len(storage)))["reward"].double()
+            self._rewards = torch.cat([self._rewards, added])
+        self._unread.clear()
+
     def add(self, index: int) -> None:
-        self._empty()
+        self.mark_update(index)
 
     def extend(self, index: Tensor) -> None:
-        self._empty()
+        self.mark_update(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        self._empty()
+        changed = torch.as_tensor(index).reshape(-1).tolist()
+        self._unread.update(place for place in changed if place < len(self._rewards))
+        self._boundaries = self._weights = None
 
     def _empty(self) -> None:
-        self._boundaries = None
-        self._weights = None
+        self._rewards = torch.empty(0, dtype=torch.float64)
+        self._unread.clear()
+        self._boundaries = self._weights = None
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -117,15 +138,26 @@ class ReplayBuffer:
     Args:
         capacity: most samples held.
         prioritized: draw high rewards more often, with replacement, instead of visiting each sample once.
+        shuffle: what is put into random order when each sample is visited once. "groups" keeps the samples of one visit
+            to a prompt next to each other, so that packing computes their prompt once.
         alpha, beta, epsilon: as in `sampling_probabilities` and `importance_weights`; unused unless prioritized.
         seed: fixes permutations and draws.
     """
 
     def __init__(
-        self, capacity: int, *, prioritized: bool, alpha: float, beta: float, epsilon: float, seed: int
+        self,
+        capacity: int,
+        *,
+        prioritized: bool,
+        alpha: float,
+        beta: float,
+        epsilon: float,
+        seed: int,
+        shuffle: Shuffle = "samples",
     ) -> None:
         self._capacity = capacity
         self._prioritized = prioritized
+        self._shuffle = shuffle
         self._generator = torch.Generator().manual_seed(seed)
         self._buffer = TorchRLReplayBuffer(
             storage=LazyStackStorage(capacity),
@@ -164,9 +196,12 @@ class ReplayBuffer:
         return len(items) - len(kept)
 
     def epoch(self, batch_size: int) -> Iterator[Batch]:
-        """One pass of ceil(size / batch_size) micro-batches over what the buffer holds when the pass begins.
+        """One pass of ceil(size / batch_size) micro-batches over what the buffer holds.
 
         Each sample is visited once, in a new random order; when prioritized, as many are drawn with replacement.
+
+        Raises:
+            RuntimeError: the buffer was written to in the middle of a pass that visits each sample once.
         """
         size = len(self)
         if size == 0:
@@ -176,9 +211,23 @@ class ReplayBuffer:
                 drawn, info = self._buffer.sample(min(batch_size, size - start), return_info=True)
                 yield collate([_to_sample(item) for item in drawn.unbind(0)], info["importance_weights"])
         else:
-            items = self._buffer[torch.randperm(size, generator=self._generator)].unbind(0)
+            order, write_count = self._random_order(size), self._buffer.write_count
             for start in range(0, size, batch_size):
-                yield collate([_to_sample(item) for item in items[start : start + batch_size]])
+                if (len(self), self._buffer.write_count) != (size, write_count):
+                    raise RuntimeError("the buffer was written to in the middle of a pass over it")
+                items = self._buffer[order[start : start + batch_size]].unbind(0)
+                yield collate([_to_sample(item) for item in items])
+
+    def _random_order(self, size: int) -> Tensor:
+        """(size,) indices, each once."""
+        if self._shuffle == "samples":
+            return torch.randperm(size, generator=self._generator)
+        members: dict[tuple[int, int], list[int]] = {}
+        for index, item in enumerate(self._buffer[torch.arange(size)].unbind(0)):
+            members.setdefault((int(item["row_id"]), int(item["epoch"])), []).append(index)
+        groups = list(members.values())
+        chosen = torch.randperm(len(groups), generator=self._generator).tolist()
+        return torch.tensor([index for group in chosen for index in groups[group]])
 
     def stats(self) -> dict[str, float]:
         """Size, rewards and response lengths (in tokens) of what is held now; the size alone when empty."""

@@ -250,12 +250,9 @@ class Engine(Protocol):
         """One list per request with one turn per seed, in the order asked for."""
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replaces every weight; raises WeightSyncError that lists missing, unknown or misshapen names."""
-        ...
-
-    def changed_share(self, weights: Mapping[str, Tensor]) -> float:
-        """Share of the weights in [0, 1] that loading these would change."""
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> float:
+        """Replaces every weight and returns the share of them in [0, 1] that this has changed; raises WeightSyncError
+        that lists missing, unknown or misshapen names."""
         ...
 
     def checksum(self) -> str:

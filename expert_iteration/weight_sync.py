@@ -38,8 +38,7 @@ class InProcessWeightSync:
         """Sends the weights; the checksum that the engine should have afterwards."""
         # Cast one by one, so that merged adapters are never held in float32 all at once.
         weights = {name: tensor.to(self._engine.dtype) for name, tensor in self._trainer.policy.merged_state()}
-        self.changed_share = self._engine.changed_share(weights)
-        self._engine.load_weights(weights.items(), version)
+        self.changed_share = self._engine.load_weights(weights.items(), version)
         return weights_checksum(weights.items())
 
     def _verify(self, version: int) -> None:

@@ -159,6 +159,11 @@ class TrainConfig:
         "Several sequences in a row of a batch, and a prompt that several share once, where the model takes a mask for "
         "each query (SDPA without sliding windows). The result is the same but for rounding."
     )
+    shuffle: str = key(
+        "What an epoch puts into random order. samples: every sample. groups: prompts, whose samples stay next to each "
+        "other, so that packing computes each prompt once.",
+        choices=("samples", "groups"),
+    )
     gradient_accumulation_steps: int = key("Micro-batches per optimizer step and device.", ge=1)
     weight_update_frequency: int | None = key(
         "Optimizer steps between publishes; blank is after each collection.", ge=1

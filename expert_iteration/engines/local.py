@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from expert_iteration.engines.slots import cut_runs, plan_slots
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import FinishReason, GenerationRequest, SamplingParams, Turn
 
-COMPARED_ELEMENTS = 2**18
+COPIED_ELEMENTS = 2**18
 
 
 class LocalEngine:
@@ -102,11 +102,14 @@ class LocalEngine:
             for request, of_request in zip(requests, samples, strict=True)
         ]
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> float:
         """Copies `weights` into the model, cast to its dtype, and takes over `version`.
 
         Names are those of the model's state dict: all parameters and persistent buffers. Of tied weights one name is
         enough. Nothing is changed unless everything fits.
+
+        Returns:
+            The share of the weights in [0, 1] that are not what they were before.
 
         Raises:
             WeightSyncError: names that are missing, unknown, given twice or misshapen, all of them listed.
@@ -117,23 +120,9 @@ class LocalEngine:
             raise WeightSyncError(f"weights of version {version} do not fit the engine's model: {'; '.join(problems)}")
         state = self._model.state_dict()
         with self._lock, torch.no_grad():
-            for name, tensor in received:
-                state[name].copy_(tensor)
+            changed = sum(_replace(state[name], tensor) for name, tensor in received)
             self._policy_version = version
-
-    def changed_share(self, weights: Mapping[str, Tensor]) -> float:
-        """Share of the weights in [0, 1] that loading `weights` would change, after the cast to the engine's dtype.
-
-        What `load_weights` would refuse is left out.
-        """
-        state = self._model.state_dict()
-        pairs = [
-            (state[name], tensor)
-            for name, tensor in weights.items()
-            if name in state and state[name].shape == tensor.shape
-        ]
-        changed = sum(_num_different(held, tensor.to(held)) for held, tensor in pairs)
-        return changed / max(1, sum(held.numel() for held, _ in pairs))
+        return changed / max(1, sum(tensor.numel() for _, tensor in received))
 
     def checksum(self) -> str:
         """`weights_checksum` of the weights that it holds now, tied ones once."""
@@ -170,10 +159,15 @@ class LocalEngine:
             ContinuousBatch(self._model, prompts, of_run, sampling=sampling, plan=plan, prefix=prefix).run()
 
 
-def _num_different(first: Tensor, second: Tensor) -> int:
-    """Elements that differ, compared in parts that fit into a processor's cache."""
-    parts = zip(first.reshape(-1).split(COMPARED_ELEMENTS), second.reshape(-1).split(COMPARED_ELEMENTS), strict=True)
-    return int(sum(torch.count_nonzero(one != other) for one, other in parts))
+def _replace(held: Tensor, new: Tensor) -> int:
+    """Copies `new` over `held` and returns how many elements differed, in parts that fit into a processor's cache."""
+    changed = torch.zeros((), dtype=torch.int64, device=held.device)
+    parts = zip(held.view(-1).split(COPIED_ELEMENTS), new.reshape(-1).split(COPIED_ELEMENTS), strict=True)
+    for old_part, new_part in parts:
+        cast = new_part.to(old_part)
+        changed += torch.count_nonzero(old_part != cast)
+        old_part.copy_(cast)
+    return int(changed)
 
 
 def _max_model_len(model: PreTrainedModel, wanted: int | None) -> int:

@@ -26,7 +26,8 @@ from rich.text import Text
 
 from expert_iteration.collector import Collection
 from expert_iteration.components import METRICS_FILE, Components
-from expert_iteration.config import checks, derived
+from expert_iteration.config import derived
+from expert_iteration.config.advice import advice
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.evaluation import EvaluationResult, compare, comparison_report, evaluate, write_results
 from expert_iteration.metrics.plots import plot_run
@@ -78,8 +79,8 @@ class SyncLoop:
 
     def run(self) -> RunResult:
         self._tell(f"Run folder: {self._parts.run_dir}")
-        for advice in checks.advice(self._config):
-            self._tell(f"Advice: {advice}")
+        for remark in advice(self._config):
+            self._tell(f"Advice: {remark}")
         evaluation = self._config.eval
         before = self._evaluate("before", 0) if evaluation.at_start else None
         self._parts.logger.terminal.start(derived.num_collections(self._config))
@@ -130,8 +131,8 @@ class SyncLoop:
         append_samples(parts.run_dir / "samples.jsonl", collection, index=index)
         self._log_collection(collection, index)
         if index == 0:
-            for advice in reward_advice(collection):
-                self._tell(f"Advice: {advice}")
+            for remark in reward_advice(collection):
+                self._tell(f"Advice: {remark}")
         if self._empty_in_a_row >= train.max_empty_collections:
             raise UserError(_starved(train.max_empty_collections, collection))
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -28,7 +29,7 @@ from expert_iteration.model import Policy, check_compiler, load_inference_model,
 from expert_iteration.model_source import check_model, check_vocabulary, load_chat_encoder
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
-from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.replay_buffer import ReplayBuffer, Shuffle
 from expert_iteration.reward_model import check_reward_model, with_reward_model
 from expert_iteration.runtime.allocator import keep_freed_memory
 from expert_iteration.runtime.plan import check_cache, device_plan, max_cached_tokens
@@ -263,6 +264,7 @@ def _build_buffer(config: RunConfig) -> ReplayBuffer:
         beta=train.prioritized_sampling_beta,
         epsilon=train.prioritized_sampling_epsilon,
         seed=derive_seed(config.seed, "replay buffer"),
+        shuffle=cast(Shuffle, train.shuffle),
     )
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from expert_iteration.config import derived
-from expert_iteration.config.checks import advice
+from expert_iteration.config.advice import advice
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.engines.slots import SlotPlan, plan_slots
 from expert_iteration.errors import Problem, UserError

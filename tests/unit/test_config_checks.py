@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from expert_iteration.config import derived
-from expert_iteration.config.checks import advice, leaf_problem, problems
+from expert_iteration.config.advice import advice
+from expert_iteration.config.checks import leaf_problem, problems
 from expert_iteration.config.leaves import leaves, value_of
 from expert_iteration.config.loader import load
 from expert_iteration.config.schema import RunConfig
@@ -74,6 +75,7 @@ def test_EI_43_no_text_may_be_empty(leaf: Any) -> None:
         ("inference_model.top_p", 0.0, 1.0),
         ("optimizer.lr", 0.0, 1e-9),
         ("selection.strategy", "best", "topk"),
+        ("train.shuffle", "prompts", "groups"),
         ("env.dataset", "imagenet", "gsm8k"),
     ],
 )

@@ -467,15 +467,17 @@ def test_weights_are_cast_to_the_engines_type() -> None:
     assert len(turn.response_ids) == 10
 
 
-def test_changed_share_counts_what_the_cast_lets_through() -> None:
+def test_a_load_returns_the_share_of_weights_that_the_cast_lets_change() -> None:
     engine = LocalEngine(tiny_model().bfloat16(), max_sequences=8)
     assert engine.dtype == torch.bfloat16
-    weights = {"model.norm.weight": torch.ones(32), "lm_head.weight": engine._model.lm_head.weight.float()}
-    assert engine.changed_share(weights) == 0  # the norm starts at 1
-    weights["model.norm.weight"][:4] = 1.0001  # bfloat16 has steps of 1/128 there
-    assert engine.changed_share(weights) == 0
+    weights = {name: tensor.float().clone() for name, tensor in deduplicated_state(engine._model).items()}
+    count = sum(tensor.numel() for tensor in weights.values())
+    assert engine.load_weights(weights.items(), version=1) == 0
+    weights["model.norm.weight"][:4] = 1.0001  # it starts at 1, where bfloat16 has steps of 1/128
+    assert engine.load_weights(weights.items(), version=2) == 0
     weights["model.norm.weight"][:4] = 1.1
-    assert engine.changed_share(weights) == 4 / (32 + VOCAB * 32)
+    assert engine.load_weights(weights.items(), version=3) == 4 / count
+    assert engine.load_weights(weights.items(), version=4) == 0
 
 
 def test_persistent_buffers_are_loaded_too() -> None:

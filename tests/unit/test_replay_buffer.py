@@ -142,6 +142,43 @@ def test_draws_follow_what_the_buffer_holds_now() -> None:
     assert set(row_ids(buffer)) <= {2, 3}
 
 
+def test_draws_follow_each_sample_that_was_replaced() -> None:
+    """A sampler that reads new rewards only draws as one that reads all of them anew."""
+    kept, rng = make_buffer(5, prioritized=True, beta=1.0), torch.Generator().manual_seed(3)
+    rewards = torch.rand(40, generator=rng).tolist()
+    for count in range(1, 41):
+        kept.extend([make_sample(count, reward=rewards[count - 1])])
+        if count % 3 == 0:
+            anew = make_buffer(5, prioritized=True, beta=1.0)
+            anew.load_state_dict(kept.state_dict())
+            mine, theirs = list(kept.epoch(8)), list(anew.epoch(8))
+            for one, other in zip(mine, theirs, strict=True):
+                assert one.row_ids.tolist() == other.row_ids.tolist()
+                assert one.importance_weights.tolist() == other.importance_weights.tolist()
+
+
+def test_shuffled_groups_keep_the_samples_of_a_visit_together() -> None:
+    buffer = ReplayBuffer(32, prioritized=False, alpha=1.0, beta=0.0, epsilon=0.01, seed=0, shuffle="groups")
+    # Rows 0 to 3 with three samples each, stored in turns, and a second visit to row 0.
+    samples = [make_sample(row) for _ in range(3) for row in range(4)]
+    buffer.extend([*samples, *(replace(make_sample(0), epoch=1) for _ in range(3))])
+    orders = [[batch.row_ids.tolist() for batch in buffer.epoch(3)] for _ in range(4)]
+    for order in orders:
+        assert all(len(set(batch)) == 1 for batch in order)
+        assert sorted(row for batch in order for row in batch) == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3
+    assert len({str(order) for order in orders}) > 1
+
+
+def test_writing_in_the_middle_of_a_pass_is_an_error() -> None:
+    buffer = make_buffer(4)
+    buffer.extend([make_sample(row) for row in range(4)])
+    batches = buffer.epoch(2)
+    next(batches)
+    buffer.extend([make_sample(9)])
+    with pytest.raises(RuntimeError, match="in the middle of a pass"):
+        next(batches)
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_an_epoch_has_ceil_size_over_batch_size_micro_batches(prioritized: bool) -> None:
     buffer = make_buffer(8, prioritized=prioritized)
