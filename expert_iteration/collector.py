@@ -5,13 +5,16 @@ Task.prompts -> Engine.generate -> Verifier.score_many -> TopKRewardSelector -> 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from time import perf_counter
 
 import torch
 
 from expert_iteration.chat import ChatEncoder
+from expert_iteration.engine_gate import EngineGate
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.expert_data import ExpertData
 from expert_iteration.metrics.aggregate import collection_metrics
@@ -62,6 +65,10 @@ class PromptStream:
         self._max_prompt_tokens = max_prompt_tokens
         self._seed = seed
         self._too_long: set[int] = set()
+        self._put_back: deque[Visit] = deque()
+        self._asked_twice: set[tuple[int, int]] = set()
+        self._lock = Lock()
+        """Collections may be made in several threads."""
         self._start_epoch(0)
 
     @property
@@ -72,19 +79,37 @@ class PromptStream:
     def take(self, count: int) -> list[Visit]:
         """The next `count` visits. Raises UserError when no prompt of the data set fits."""
         visits: list[Visit] = []
-        while len(visits) < count:
-            if self._position == len(self._order):
-                self._start_epoch(self._epoch + 1)
-            prompt = self._prompts[self._order[self._position]]
-            self._position += 1
-            if prompt.row_id in self._too_long:
-                continue
-            prompt_ids = self._encoder.encode(prompt)
-            if len(prompt_ids) <= self._max_prompt_tokens:
-                visits.append(Visit(prompt, self._epoch, prompt_ids))
-            else:
-                self._drop(prompt)
+        with self._lock:
+            while len(visits) < count:
+                if self._put_back:
+                    visits.append(self._put_back.popleft())
+                elif (visit := self._next()) is not None:
+                    visits.append(visit)
         return visits
+
+    def put_back(self, visits: Sequence[Visit]) -> bool:
+        """Hands these out again before all others; False, and nothing done, where one has been put back before."""
+        keys = {(visit.prompt.row_id, visit.epoch) for visit in visits}
+        with self._lock:
+            if keys & self._asked_twice:
+                return False
+            self._asked_twice |= keys
+            self._put_back.extend(visits)
+        return True
+
+    def _next(self) -> Visit | None:
+        """The next prompt of the data order; None where it has no room."""
+        if self._position == len(self._order):
+            self._start_epoch(self._epoch + 1)
+        prompt = self._prompts[self._order[self._position]]
+        self._position += 1
+        if prompt.row_id in self._too_long:
+            return None
+        prompt_ids = self._encoder.encode(prompt)
+        if len(prompt_ids) <= self._max_prompt_tokens:
+            return Visit(prompt, self._epoch, prompt_ids)
+        self._drop(prompt)
+        return None
 
     def _start_epoch(self, epoch: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "data order", epoch))
@@ -115,6 +140,10 @@ class Collection:
     """What was kept; with reference log-probs once `Collector.attach_reference` has run."""
     generated_tokens: int
     generation_seconds: float
+    visits: tuple[Visit, ...]
+    """What was asked."""
+    policy_version: int
+    """Of the weights that all of it was sampled from."""
 
     @property
     def dialog_turns(self) -> int:
@@ -151,6 +180,9 @@ class Collection:
 class Collector:
     """Samples `repeats` completions for each of `prompts_per_collection` prompts and keeps the best.
 
+    With `verify_first` the engine proves before each collection that it holds what was published last; without it the
+    loop sees to that.
+
     `collect` is the verb of the loops. It has two halves so that the first may run beside training: `sample` touches
     the engine, `attach_reference` may touch the policy (a LoRA run's reference is the policy with its adapter off).
     """
@@ -171,6 +203,9 @@ class Collector:
         include_stop: bool,
         seed: int,
         logger: MetricsLogger,
+        gate: EngineGate,
+        on_collected: Callable[[Sequence[RolloutGroup]], None],
+        verify_first: bool = True,
         expert_data: ExpertData | None = None,
     ) -> None:
         self.stream = stream
@@ -187,23 +222,29 @@ class Collector:
         self._expert_data = expert_data
         self._seed = seed
         self._logger = logger
+        self._gate = gate
+        self._on_collected = on_collected
+        self._verify_first = verify_first
 
     def collect(self) -> Collection:
         """One collection, ready for the buffer."""
         return self.attach_reference(self.sample())
 
     def sample(self) -> Collection:
-        """Generates, scores and selects. The engine's weights are verified first."""
-        with self._logger.stage("verify"):
-            self._weight_sync.verify()
+        """Generates, scores and selects. May run in several threads at a time."""
         visits = self.stream.take(self._prompts_per_collection)
-        version = self._engine.policy_version
-        start = perf_counter()
-        with self._logger.stage("generate"):
-            turns = self._engine.generate([self._request(visit) for visit in visits], self._sampling)
-        generation_seconds = perf_counter() - start
+        with self._gate.shared():
+            if self._verify_first:
+                with self._logger.stage("verify"):
+                    self._weight_sync.verify()
+            version = self._engine.policy_version
+            start = perf_counter()
+            with self._logger.stage("generate"):
+                turns = self._engine.generate([self._request(visit) for visit in visits], self._sampling)
+            generation_seconds = perf_counter() - start
         with self._logger.stage("score"):
             groups = self._scored_groups(visits, turns, version)
+        self._on_collected(groups)
         with self._logger.stage("select"):
             selections = tuple(self._selector.select(group) for group in groups)
             samples = tuple(
@@ -212,7 +253,11 @@ class Collector:
                 for index in selection.indices
             )
         generated = sum(len(turn.response_ids) for group in turns for turn in group)
-        return Collection(groups, selections, samples, generated, generation_seconds)
+        return Collection(groups, selections, samples, generated, generation_seconds, tuple(visits), version)
+
+    def take_back(self, collection: Collection) -> bool:
+        """Puts its prompts before all others, to be asked again. False where they have been asked twice already."""
+        return self.stream.put_back(collection.visits)
 
     def attach_reference(self, collection: Collection) -> Collection:
         """The collection with the reference's log-probs on its samples."""

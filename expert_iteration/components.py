@@ -9,6 +9,8 @@ from pathlib import Path
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.collector import Collector
 from expert_iteration.config.schema import RunConfig
+from expert_iteration.engine_gate import EngineGate
+from expert_iteration.metrics.data_logger import RemoteDataLogger
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.replay_buffer import ReplayBuffer
 from expert_iteration.trainer import Trainer
@@ -29,11 +31,15 @@ class Components:
     """Closed by the loop at the end of the run."""
     encoder: ChatEncoder
     engine: Engine
+    """Closed by the loop at the end of the run."""
+    engine_gate: EngineGate
     collector: Collector
     buffer: ReplayBuffer
     trainer: Trainer
     weight_sync: WeightSync
     logger: MetricsLogger
+    data_logger: RemoteDataLogger
+    """Closed by the loop before the logger that it writes to."""
     eval_prompts: Sequence[Prompt]
     """Held-out problems; none of them is trained on."""
     eval_sampling: SamplingParams

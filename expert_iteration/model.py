@@ -92,9 +92,17 @@ def _merged_lora_state(base_model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     }
     for name, tensor in _state_once(base_model):
         if name in adapted:
-            yield name.replace(".base_layer.", "."), tensor.float() + adapted[name].get_delta_weight(ADAPTER)
+            yield name.replace(".base_layer.", "."), _merged_weight(tensor, adapted[name])
         elif ".lora_" not in name:
             yield name.replace(".base_layer.", "."), tensor
+
+
+def _merged_weight(base: Tensor, layer: Any) -> Tensor:
+    """W + scale * B A in float32, in one pass over W; peft's get_delta_weight makes two tensors of its size first."""
+    down, up, scale = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
+    if layer.fan_in_fan_out:  # Conv1D keeps its weight transposed
+        return torch.addmm(base.float(), down.float().T, up.float().T, alpha=scale)
+    return torch.addmm(base.float(), up.float(), down.float(), alpha=scale)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -218,6 +218,28 @@ class ReplayBuffer:
                 items = self._buffer[order[start : start + batch_size]].unbind(0)
                 yield collate([_to_sample(item) for item in items])
 
+    def draw(self, count: int, batch_size: int) -> list[Batch]:
+        """`count` samples in micro-batches of at most `batch_size`, from what is held now.
+
+        When prioritized they are drawn with replacement; otherwise none comes a second time before every one has come
+        once.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if len(self) == 0:
+            raise ValueError("cannot draw from an empty buffer")
+        sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
+        if self._prioritized:
+            draws = [self._buffer.sample(size, return_info=True) for size in sizes]
+            return [
+                collate([_to_sample(item) for item in drawn.unbind(0)], info["importance_weights"])
+                for drawn, info in draws
+            ]
+        passes = [self._random_order(len(self)) for _ in range(-(-count // len(self)))]
+        order = torch.cat(passes)[:count].split(batch_size)
+        return [collate([_to_sample(item) for item in self._buffer[part].unbind(0)]) for part in order]
+
     def _random_order(self, size: int) -> Tensor:
         """(size,) indices, each once."""
         if self._shuffle == "samples":

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # rewards need no torch: their worker processes start in a third of the time and memory without
     import torch
@@ -259,12 +259,28 @@ class Engine(Protocol):
         """Checksum over names, dtypes, shapes and bits of the weights that it holds now."""
         ...
 
+    def close(self) -> None:
+        """Ends what it has started."""
+        ...
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """An engine that can say what it makes of given tokens."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[list[float]]]:
+        """Of every replica: log p(token | tokens before it) at temperature 1 of every token but the first, for each
+        sequence."""
+        ...
+
 
 class WeightSync(Protocol):
     """Carries the trained weights to the engine and proves that they arrived."""
 
     changed_share: float
     """Share of the engine's weights that the last publish changed."""
+    canary_difference: float | None
+    """Mean absolute difference of trainer's and engine's log-probs after it; None where nothing compares them."""
 
     def publish(self) -> int:
         """Pushes the weights, verifies them, returns the new policy version."""

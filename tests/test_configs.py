@@ -65,9 +65,8 @@ def test_the_default_does_what_the_headline_says() -> None:
     assert config.train.kl_to_ref_coeff == 1.0
 
 
-@pytest.fixture
-def main_of_script() -> Callable[..., int]:
-    spec = importlib.util.spec_from_file_location("sync_script", SCRIPT)
+def main_of_script(mode: str) -> Callable[..., int]:
+    spec = importlib.util.spec_from_file_location("script", ROOT / "scripts" / f"expert-iteration-{mode}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -77,11 +76,13 @@ def main_of_script() -> Callable[..., int]:
 
 COMMANDS = [
     "mode=sync train_model.num_devices=2 ref_model.num_devices=2 inference_model.num_devices=2",
+    "mode=async train_model.num_devices=2 ref_model.num_devices=2 inference_model.num_devices=2",
     "mode=sync --config-name ei_ifeval",
     "mode=sync env.dataset=ifeval",
     "mode=sync env.repeats=64 train.topk_size=8",
     "mode=sync train.kl_to_ref_coeff=0.5",
     "mode=sync model.name=meta-llama/Llama-2-7b-hf",
+    "mode=sync inference_model.backend=vllm inference_model.num_devices=2",
     "mode=sync --multirun train.topk_size=2,4,8",
     "mode=sync --multirun train.kl_to_ref_coeff=0.5,1.0,2.0",
     "mode=sync --multirun train.topk_size=4,8 train.kl_to_ref_coeff=0.5,1.0",
@@ -90,21 +91,30 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_documented_commands_plan(
-    command: str,
-    main_of_script: Callable[..., int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    mode = command.split(maxsplit=1)[0].removeprefix("mode=")
     arguments = [*command.split(), "plan=true"]
-    assert run(main_of_script, mode="sync", config_dir=CONFIG_DIR, default_config="ei_gsm8k", argv=arguments) == 0
+    assert run(main_of_script(mode), mode=mode, config_dir=CONFIG_DIR, default_config="ei_gsm8k", argv=arguments) == 0
     output = capsys.readouterr().out
     jobs = 1
     for argument in command.split():
         jobs *= len(argument.split(","))
     assert output.count("optimizer steps") == jobs
+
+
+@pytest.mark.parametrize(("mode", "other"), [("sync", "async"), ("async", "sync")])
+def test_the_other_mode_is_refused(
+    mode: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for argument in (f"mode={other}", f"loop={other}"):
+        arguments = [argument, "plan=true"]
+        status = run(main_of_script(mode), mode=mode, config_dir=CONFIG_DIR, default_config="ei_gsm8k", argv=arguments)
+        assert status == 2
+        assert argument in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -133,7 +143,9 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 def attributes_read(root: Path) -> set[str]:
     """Names of attributes that the package reads outside the schema and the checks."""
-    skipped = {root / "config" / name for name in ("schema.py", "checks.py", "paths.py")}
+    skipped = {
+        root / "config" / name for name in ("schema.py", "checks.py", "cross_checks.py", "advice.py", "paths.py")
+    }
     trees = [ast.parse(file.read_text()) for file in sorted(root.rglob("*.py")) if file not in skipped]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}

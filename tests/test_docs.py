@@ -136,7 +136,7 @@ def test_commands_of_a_page_use_targets_configs_and_keys_that_exist(page: Path) 
         line for piece in code for line in piece.replace("\\\n", " ").splitlines() if "expert-iteration-" in line
     ]
     keys = {key for command in commands for key in OVERRIDE.findall(command) if not key.startswith("hydra.")}
-    assert {key for key in keys if not key.startswith("env.options.")} <= schema_keys(RunConfig)
+    assert {key for key in keys if not key.startswith(("env.options.", "ray.init_config."))} <= schema_keys(RunConfig)
 
 
 def test_the_readme_names_both_commands_and_the_script() -> None:

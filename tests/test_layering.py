@@ -38,6 +38,7 @@ LEVELS = {
     "trainer": 2,
     "weight_sync": 2,
     "checkpoint": 2,
+    "engine_gate": 0,
     "collector": 3,
     "evaluation": 3,
     "sample_log": 3,

@@ -17,19 +17,20 @@ def advice(config: RunConfig) -> list[str]:
             f"train.total_dialog_turns={config.train.total_dialog_turns} is less than one collection; "
             f"{turns} completions are collected."
         )
-    for role, count in (
-        ("inference_model", config.inference_model.num_devices),
-        ("ref_model", config.ref_model.num_devices),
-    ):
-        if count > 1:
-            remarks.append(f"{role}.num_devices={count}: this version runs it on the first of them.")
+    if config.ref_model.num_devices > 1:
+        remarks.append(f"ref_model.num_devices={config.ref_model.num_devices}: it runs on the first of them.")
+    if config.inference_model.num_devices > 1 and config.inference_model.backend == "local":
+        remarks.append(
+            f"inference_model.num_devices={config.inference_model.num_devices}: the in-process engine runs on the "
+            "first of them; inference_model.backend=vllm has a replica on each."
+        )
     if config.env.train_size is not None and config.env.train_size < derived.prompts_per_collection(config):
         remarks.append(
             f"A collection of {derived.prompts_per_collection(config)} prompts visits some of the "
             f"env.train_size={config.env.train_size} rows more than once."
         )
     batch = config.train.optim_batch_size * derived.micro_batches_per_step(config)
-    if batch > derived.max_kept_per_collection(config):
+    if batch > derived.max_kept_per_collection(config) and not derived.draws_from_buffer(config):
         remarks.append(
             f"An optimizer batch of {batch} samples is larger than a collection's most, "
             f"{derived.max_kept_per_collection(config)}: each epoch is one short step."

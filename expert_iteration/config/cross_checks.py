@@ -61,8 +61,35 @@ def _groups_are_visited(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _loop_keys(config: RunConfig) -> Iterator[Problem]:
+    """Keys of one loop have no meaning in the other."""
+    train = config.train
+    if config.loop == "sync":
+        for name, blank in (("stale_samples", "drop"), ("collections_in_flight", None), ("queue_size", None)):
+            if (value := getattr(train, name)) != blank:
+                shown = "null" if blank is None else blank
+                way_out = f"write train.{name}={shown}, or start scripts/expert-iteration-async.py"
+                yield Problem(f"train.{name}", value, "has a meaning with mode=async only", way_out)
+        return
+    if train.sync_iter:
+        way_out = "write train.sync_iter=false, or start scripts/expert-iteration-sync.py"
+        yield Problem("train.sync_iter", "true", "with mode=async collections are always made beside training", way_out)
+    if train.weight_update_frequency is None:
+        return
+    if train.empty_replay_buffer:
+        yield Problem(
+            "train.empty_replay_buffer",
+            "true",
+            "with mode=async steps draw from a buffer that collections come into one by one",
+            "write train.empty_replay_buffer=false, or train.weight_update_frequency=null to train on each collection",
+        )
+    if train.stale_samples == "reissue" and train.max_policy_age is None:
+        way_out = "write train.stale_samples=drop, or give train.max_policy_age"
+        yield Problem("train.stale_samples", "reissue", "without train.max_policy_age nothing is too old", way_out)
+
+
 def _overlap_publishes_between_collections(config: RunConfig) -> Iterator[Problem]:
-    if not config.train.sync_iter and config.train.weight_update_frequency is not None:
+    if config.loop == "sync" and not config.train.sync_iter and config.train.weight_update_frequency is not None:
         yield Problem(
             "train.weight_update_frequency",
             config.train.weight_update_frequency,
@@ -73,7 +100,7 @@ def _overlap_publishes_between_collections(config: RunConfig) -> Iterator[Proble
 
 
 def _overlap_needs_age(config: RunConfig) -> Iterator[Problem]:
-    if not config.train.sync_iter and config.train.max_policy_age == 0:
+    if config.loop == "sync" and not config.train.sync_iter and config.train.max_policy_age == 0:
         yield Problem(
             "train.max_policy_age",
             0,
@@ -84,7 +111,8 @@ def _overlap_needs_age(config: RunConfig) -> Iterator[Problem]:
 
 
 def _age_within_a_collection(config: RunConfig) -> Iterator[Problem]:
-    if config.train.max_policy_age is not None and config.train.weight_update_frequency is not None:
+    within = config.loop == "sync" and config.train.weight_update_frequency is not None
+    if within and config.train.max_policy_age is not None:
         yield Problem(
             "train.max_policy_age",
             config.train.max_policy_age,
@@ -282,11 +310,37 @@ def _held_out_rows(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _engine_keys(config: RunConfig) -> Iterator[Problem]:
+    inference = config.inference_model
+    if inference.backend == "local":
+        way_out = "write inference_model.backend=vllm"
+        for name, blank in (("tensor_parallel_size", 1), ("quantization", None), ("weight_folder", None)):
+            if (value := getattr(inference, name)) != blank:
+                shown = "null" if blank is None else blank
+                yield Problem(
+                    f"inference_model.{name}",
+                    value,
+                    "the in-process engine has no such thing",
+                    f"{way_out}, or inference_model.{name}={shown}",
+                )
+    replicas, rest = divmod(inference.num_devices, inference.tensor_parallel_size)
+    if rest or not replicas:
+        above = (replicas + 1) * inference.tensor_parallel_size
+        yield Problem(
+            "inference_model.num_devices",
+            inference.num_devices,
+            "is replicas times inference_model.tensor_parallel_size="
+            f"{inference.tensor_parallel_size}, and has to be a multiple of it",
+            f"write inference_model.num_devices={above}, or another inference_model.tensor_parallel_size",
+        )
+
+
 CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _topk,
     _whole_groups,
     _buffer_holds_a_collection,
     _groups_are_visited,
+    _loop_keys,
     _overlap_publishes_between_collections,
     _overlap_needs_age,
     _age_within_a_collection,
@@ -299,4 +353,5 @@ CROSS_CHECKS: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _reward_model,
     _expert_share,
     _held_out_rows,
+    _engine_keys,
 )

@@ -56,6 +56,34 @@ def micro_batches_per_step(config: RunConfig) -> int:
     return config.train.gradient_accumulation_steps * config.train_model.num_devices
 
 
+def optimizer_batch_size(config: RunConfig) -> int:
+    """Samples that one optimizer step consumes."""
+    return config.train.optim_batch_size * micro_batches_per_step(config)
+
+
+def draws_from_buffer(config: RunConfig) -> bool:
+    """Whether steps draw from the buffer as samples come in, instead of passing over it after each collection."""
+    return config.loop == "async" and config.train.weight_update_frequency is not None
+
+
+def collections_per_publish(config: RunConfig) -> int:
+    """Collections that the asynchronous loop consumes between two publishes when every group keeps topk_size."""
+    if config.train.weight_update_frequency is None:
+        return 1
+    drawn = config.train.weight_update_frequency * optimizer_batch_size(config)
+    return max(1, drawn // (config.train.epochs * max_kept_per_collection(config)))
+
+
+def collections_in_flight(config: RunConfig) -> int:
+    """Collections that the asynchronous loop makes at a time."""
+    return config.train.collections_in_flight or 1
+
+
+def queue_size(config: RunConfig) -> int:
+    """Finished collections that wait for the trainer."""
+    return config.train.queue_size or max(1, collections_per_publish(config))
+
+
 def optimizer_steps(config: RunConfig, num_samples: int) -> int:
     """Optimizer steps that `epochs` passes over `num_samples` buffered samples take; a last short step counts."""
     micro_batches = ceil(num_samples / config.train.optim_batch_size)
@@ -73,6 +101,8 @@ def planned_steps(config: RunConfig, collection: int) -> int:
 def total_planned_steps(config: RunConfig) -> int:
     """Length of the learning-rate and KL schedules in optimizer steps."""
     total = num_collections(config)
+    if draws_from_buffer(config):
+        return max(1, total * max_kept_per_collection(config) * config.train.epochs // optimizer_batch_size(config))
     # From some collection on the buffer is full, and all later ones take as many steps.
     growing = 0 if config.train.empty_replay_buffer else buffer_size(config) // max_kept_per_collection(config)
     growing = min(growing, total)

@@ -50,7 +50,7 @@ from expert_iteration.errors import (
 
 Main = Callable[[RunConfig, Path], int]
 HYDRA_VERSION_BASE = "1.3"
-FREE_FORM = ("env.options", "env.reward_weights")
+FREE_FORM = ("env.options", "env.reward_weights", "ray.init_config")
 SHORTHANDS = {"reward_model": "reward_model.name"}
 """A text that is given for one of these groups is the value of a key in it."""
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
@@ -136,7 +136,10 @@ def _check(command: _Command, mode: str) -> None:
     jobs = []
     for job in _jobs(overrides):
         composed = _compose(command.config_dirs, command.config_name, [_forced(override) for override in job])
-        jobs.append(_resolve(composed, command.launch_dir)[1])
+        config, problems = _resolve(composed, command.launch_dir)
+        if config.loop in ("sync", "async") and config.loop != mode:
+            problems.append(Problem("loop", config.loop, f"follows from mode={mode}", "leave it out"))
+        jobs.append(problems)
     if all(jobs):
         found += {str(problem): problem for problems in jobs for problem in problems}.values()
     if found:

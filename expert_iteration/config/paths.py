@@ -17,9 +17,9 @@ TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
-    env.data_path, env.expert_data and logging.checkpoint_dir are paths. model.name and reward_model.name are where they
-    exist below `launch_dir` or are written as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where
-    such a file exists or where it ends in .jinja, .jinja2, .j2 or .txt.
+    env.data_path, env.expert_data, inference_model.weight_folder and logging.checkpoint_dir are paths. model.name and
+    reward_model.name are where they exist below `launch_dir` or are written as one (absolute, ./, ../, ~/, a/b/c or
+    *.gguf), model.chat_template where such a file exists or where it ends in .jinja, .jinja2, .j2 or .txt.
     """
     problems: list[Problem] = []
     data_path = _absolute(config.env.data_path, launch_dir)
@@ -39,6 +39,9 @@ def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[
         env=replace(config.env, data_path=data_path, expert_data=expert_data),
         model=replace(config.model, name=name, chat_template=chat_template),
         reward_model=replace(config.reward_model, name=reward_model),
+        inference_model=replace(
+            config.inference_model, weight_folder=_absolute(config.inference_model.weight_folder, launch_dir)
+        ),
         logging=replace(config.logging, checkpoint_dir=_absolute(config.logging.checkpoint_dir, launch_dir)),
     )
     return resolved, problems

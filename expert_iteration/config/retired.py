@@ -15,15 +15,13 @@ USE_INSTEAD = {
 }
 
 NOT_AVAILABLE = {
-    "ray": "leave it out; everything runs in one process",
+    "ray.collector_config": "leave it out; collections are made by the process that trains",
+    "ray.train_handler_config": "leave it out; training is done by the process that was started",
+    "ray.replay_buffer_config": "leave it out; the buffer is in the process that trains",
     "resume": "leave it out; start again from a saved model with model.name=FOLDER",
     "train_model.quantization": "leave it out; train_model.lora.enabled=true saves memory",
     "ref_model.quantization": "leave it out; ref_model.torch_dtype=bfloat16 saves memory",
-    "inference_model.quantization": "leave it out; inference_model.torch_dtype=bfloat16 saves memory",
-    "inference_model.attn_implementation": "leave it out; the local engine has its own attention",
-    "inference_model.gpu_memory_utilization": "use inference_model.kv_cache_gib",
-    "inference_model.enforce_eager": "leave it out; the local engine is always eager",
-    "inference_model.tensor_parallel_size": "leave it out; inference_model.num_devices counts whole replicas",
+    "inference_model.attn_implementation": "leave it out; the engines choose their own attention",
 }
 
 

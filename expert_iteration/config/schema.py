@@ -1,7 +1,7 @@
 """Schema of every key: type, meaning and range. Values live in the YAML files under config/, none here.
 
 A key that may stay blank has the type `X | None`; its help says what blank stands for. Checks that look at one key
-use the constraints below; checks across keys are in checks.py; numbers that follow from keys are in derived.py.
+use the constraints below; checks across keys are in cross_checks.py; numbers that follow from keys are in derived.py.
 """
 
 from __future__ import annotations
@@ -166,10 +166,24 @@ class TrainConfig:
     )
     gradient_accumulation_steps: int = key("Micro-batches per optimizer step and device.", ge=1)
     weight_update_frequency: int | None = key(
-        "Optimizer steps between publishes; blank is after each collection.", ge=1
+        "Optimizer steps between publishes; blank is after each collection. With mode=async and a number, steps draw "
+        "from the buffer as samples come in.",
+        ge=1,
     )
     sync_iter: bool = key("false collects the next batch while training, at most one publish stale.")
     max_policy_age: int | None = key("Oldest sample to train on, in publishes; blank is no bound.", ge=0)
+    stale_samples: str = key(
+        "mode=async: what becomes of a collection that is older than max_policy_age when its turn comes. reissue asks "
+        "its prompts again, once.",
+        choices=("drop", "reissue"),
+    )
+    collections_in_flight: int | None = key("mode=async: collections made at a time; blank is 1.", ge=1)
+    queue_size: int | None = key(
+        "mode=async: finished collections that wait for the trainer; blank is as many as it consumes between two "
+        "publishes.",
+        ge=1,
+    )
+    max_wait_s: float = key("mode=async: longest wait for a collection, or of a publish for the engine.", gt=0)
     max_empty_collections: int = key("Collections in a row that may select nothing before the run stops.", ge=1)
     loss_function: str = key("Main term.", choices=("sft", "minor_sft"))
     minor_sft_beta: float = key("Temperature of minor_sft.", gt=0)
@@ -210,8 +224,31 @@ class TrainModelConfig:
 class InferenceModelConfig:
     """The engine's copy of the policy."""
 
-    backend: str = key("auto is local.", choices=("auto", "local"))
-    num_devices: int = key("Replicas; this version runs on the first.", ge=1)
+    backend: str = key(
+        "local: in the process that trains. vllm: vLLM replicas as Ray actors. auto: vllm where there is a CUDA GPU "
+        "and vLLM is installed, else local.",
+        choices=("auto", "local", "vllm"),
+    )
+    num_devices: int = key(
+        "vllm: replicas times tensor_parallel_size; without GPUs they share the cores. local: runs on the first.", ge=1
+    )
+    tensor_parallel_size: int = key("vllm: GPUs that share the weights of one replica.", ge=1)
+    gpu_memory_utilization: float = key(
+        "vllm: share of a GPU's memory for weights and cache; on a CPU kv_cache_gib counts.", gt=0, le=1
+    )
+    enforce_eager: bool = key("vllm: no compiled graphs: slower, starts in a third of the time.")
+    quantization: str | None = key("vllm: method that its weights are quantized by as they load, such as fp8.")
+    weight_folder: str | None = key(
+        "vllm: folder through which weights are published, on a disk that all hosts share; blank is shared memory of "
+        "this host."
+    )
+    canary_tolerance: float | None = key(
+        "vllm: largest mean difference of trainer's and engine's log-probs after a publish, in nats per token; blank "
+        "is 0.005 in float32, 0.05 in bfloat16 and 0.5 quantized.",
+        gt=0,
+    )
+    max_restarts: int = key("vllm: how often replicas that die or hang may be started again in a run.", ge=0)
+    time_limit_s: float = key("vllm: longest wait for one call of a replica, in seconds.", gt=0)
     torch_dtype: str = key("Type of weights and cache; auto as in train_model.", choices=DTYPES)
     kv_cache_gib: float = key("Memory for keys and values, in GiB; bounds the sequences in flight.", gt=0)
     temperature: float = key("Sampling temperature in training.", gt=0)
@@ -220,6 +257,13 @@ class InferenceModelConfig:
     min_p: float = key("Least probability relative to the likeliest token; 0 is off.", ge=0, lt=1)
     max_tokens: int = key("Most tokens of a response, the end token included.", ge=1)
     include_stop_str_in_output: bool = key("Whether the text that is scored shows the end token.")
+
+
+@dataclass
+class RayConfig:
+    """The cluster, where actors are used."""
+
+    init_config: dict[str, Any] = key("Arguments of ray.init; empty is a cluster of the run's own on this host.")
 
 
 @dataclass
@@ -268,6 +312,10 @@ class LoggingConfig:
 
     experiment_name: str | None = key("Name of the run; blank is made from task and model.")
     checkpoint_dir: str | None = key("Folder for saved models; blank is checkpoints/ in the run's folder.")
+    data_logger: str | None = key(
+        "Class package.module:Name, below RemoteDataLogger, that makes the metrics of what the collector gives; blank "
+        "is RemoteDataLogger."
+    )
     wandb: str = key("Weights & Biases.", choices=("disabled", "offline", "online"))
     progress: str = key(
         "Terminal display: auto is live on a terminal and plain lines otherwise.", choices=("auto", "live", "plain")
@@ -282,6 +330,7 @@ class RunConfig:
     num_threads: int | None = key(
         "CPU threads of each computation; blank is one per core. Another count gives other rounding.", ge=1
     )
+    loop: str = key("Set by mode=sync and mode=async.", choices=("sync", "async"))
     plan: bool = key("Print the resolved config, the devices and a memory estimate, and stop.")
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -291,6 +340,7 @@ class RunConfig:
     train_model: TrainModelConfig = field(default_factory=TrainModelConfig)
     inference_model: InferenceModelConfig = field(default_factory=InferenceModelConfig)
     ref_model: RefModelConfig = field(default_factory=RefModelConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

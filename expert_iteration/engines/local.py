@@ -128,6 +128,9 @@ class LocalEngine:
         """`weights_checksum` of the weights that it holds now, tied ones once."""
         return weights_checksum(deduplicated_state(self._model).items())
 
+    def close(self) -> None:
+        """Nothing to end: it lives in this process."""
+
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_tokens: int) -> None:
         for index, request in enumerate(requests):
             length = len(request.prompt_ids)

@@ -33,12 +33,15 @@ class MetricsLogger:
         self._stage_seconds: dict[str, float] = {}
         self._lock = Lock()
         """Held while the two above change: stages of a collection sampled ahead run in another thread."""
+        self._writing = Lock()
+        """Held while a record is written: the collector's come from a thread of their own."""
         self._closed = False
 
     def log(self, kind: Kind, values: Mapping[str, float], *, optimizer_step: int, collection: int) -> None:
         """Writes one record; a name that the glossary does not hold raises ValueError.
 
-        Steps whose number logging_frequency does not divide stay off the terminal and wandb. A step's "progress/run"
+        Steps whose number logging_frequency does not divide stay off the terminal and wandb, and the collector's
+        records off the terminal. May be called from several threads. A step's "progress/run"
         moves the progress bar whether or not the step is shown.
         """
         record = Record(
@@ -51,13 +54,15 @@ class MetricsLogger:
             },
         )
         check_names(record.values)
-        self._file.write(record)
-        if kind == "step" and "progress/run" in values:
-            self.terminal.advance(values["progress/run"])
-        if kind != "step" or optimizer_step % self._logging_frequency == 0:
-            self.terminal.show(record)
-            if self._wandb_run is not None:
-                self._wandb_run.write(record)
+        with self._writing:
+            self._file.write(record)
+            if kind == "step" and "progress/run" in values:
+                self.terminal.advance(values["progress/run"])
+            if kind != "step" or optimizer_step % self._logging_frequency == 0:
+                if kind != "collector":
+                    self.terminal.show(record)
+                if self._wandb_run is not None:
+                    self._wandb_run.write(record)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

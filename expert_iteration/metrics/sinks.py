@@ -10,7 +10,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["step", "collection", "eval"]
+Kind = Literal["step", "collection", "collector", "eval"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -16,29 +17,35 @@ from expert_iteration.collector import Collector, PromptStream
 from expert_iteration.components import METRICS_FILE, Components
 from expert_iteration.config import derived
 from expert_iteration.config.schema import RunConfig
-from expert_iteration.engines.local import LocalEngine
+from expert_iteration.engine_gate import EngineGate
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.expert_data import ExpertData, load_expert_data
 from expert_iteration.log_probs import can_pack, check_projection
 from expert_iteration.loss import SFTLoss
+from expert_iteration.metrics.data_logger import RemoteDataLogger
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.metrics.memory import peak_memory_gib
 from expert_iteration.metrics.sinks import WandbRun
 from expert_iteration.metrics.terminal import Terminal, make_terminal
-from expert_iteration.model import Policy, check_compiler, load_inference_model, load_policy, load_reference_model
+from expert_iteration.model import Policy, check_compiler, load_policy, load_reference_model
 from expert_iteration.model_source import check_model, check_vocabulary, load_chat_encoder
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer, Shuffle
 from expert_iteration.reward_model import check_reward_model, with_reward_model
 from expert_iteration.runtime.allocator import keep_freed_memory
-from expert_iteration.runtime.plan import check_cache, device_plan, max_cached_tokens
+from expert_iteration.runtime.engines import build_engine, canary_tolerance, check_backend
+from expert_iteration.runtime.plan import device_plan
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
 from expert_iteration.tasks import make_verifier, task_of
+from expert_iteration.tasks.reward_function import load_function
 from expert_iteration.trainer import Trainer
-from expert_iteration.types import SamplingParams, Task, Verifier
-from expert_iteration.weight_sync import InProcessWeightSync
+from expert_iteration.types import Engine, SamplingParams, ScoringEngine, Task, Verifier
+from expert_iteration.weight_sync import Canary, VerifiedWeightSync
+
+CANARY_SEQUENCES = 4
+CANARY_TOKENS = 64
 
 
 def build(config: RunConfig, run_dir: Path) -> Components:
@@ -51,6 +58,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     check_checkpoint_dir(checkpoint_dir)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     check_compiler(config.model)
+    check_backend(config)
     check_reward_model(config)
     task = build_task(config)
     encoder = load_chat_encoder(config.model)
@@ -85,56 +93,79 @@ def _load_parts(
     verifier: Verifier,
     expert_data: ExpertData | None,
 ) -> Components:
-    """What loads weights, and what works with it."""
+    """What loads weights, and what works with it. Whatever has been started ends when a later part fails."""
     devices = device_plan(config, torch.cuda.device_count())
     verifier = with_reward_model(verifier, config, devices.inference[0])
     policy = load_policy(config, devices.train[0])
     packed = config.train.packing and can_pack(policy.model)
     check_projection(policy.model, packed=packed)
-    engine = _build_engine(config, devices.inference[0])
     reference = _build_reference(config, policy, devices.reference[0])
     trainer = _build_trainer(config, policy, packed=packed)
-    weight_sync = InProcessWeightSync(trainer, engine)
-    logger = _build_logger(config, run_dir)
     sampling = _sampling(config, encoder)
-    collector = Collector(
-        verifier=verifier,
-        stream=PromptStream(
+    with ExitStack() as started:
+        logger = _build_logger(config, run_dir)
+        started.callback(logger.close)
+        data_logger = _build_data_logger(config, logger)
+        started.callback(data_logger.close)
+        engine = build_engine(config, devices.inference[0], logger.terminal.print)
+        started.callback(engine.close)
+        stream = PromptStream(
             task.prompts("train"),
             encoder,
             max_prompt_tokens=engine.max_model_len - sampling.max_tokens,
             seed=config.seed,
-        ),
-        encoder=encoder,
-        engine=engine,
-        weight_sync=weight_sync,
-        selector=_build_selector(config),
-        reference=reference,
-        sampling=sampling,
-        prompts_per_collection=derived.prompts_per_collection(config),
-        repeats=config.env.repeats,
-        include_stop=config.inference_model.include_stop_str_in_output,
-        seed=config.seed,
-        logger=logger,
-        expert_data=expert_data,
-    )
-    return Components(
-        config=config,
-        run_dir=run_dir,
-        task=task,
-        verifier=verifier,
-        encoder=encoder,
-        engine=engine,
-        collector=collector,
-        buffer=_build_buffer(config),
-        trainer=trainer,
-        weight_sync=weight_sync,
-        logger=logger,
-        eval_prompts=task.prompts("test")[: config.eval.num_prompts],
-        eval_sampling=SamplingParams(0.0, sampling.max_tokens, sampling.stop_token_ids),
-        save_model=partial(_save_model, trainer, encoder, checkpoint_dir, config),
-        peak_memory_gib=partial(peak_memory_gib, devices.train[0]),
-    )
+        )
+        weight_sync = VerifiedWeightSync(trainer, engine, _build_canary(config, trainer, engine, task, encoder))
+        gate = EngineGate()
+        parts = Components(
+            config=config,
+            run_dir=run_dir,
+            task=task,
+            verifier=verifier,
+            encoder=encoder,
+            engine=engine,
+            engine_gate=gate,
+            collector=Collector(
+                verifier=verifier,
+                stream=stream,
+                encoder=encoder,
+                engine=engine,
+                weight_sync=weight_sync,
+                selector=_build_selector(config),
+                reference=reference,
+                sampling=sampling,
+                prompts_per_collection=derived.prompts_per_collection(config),
+                repeats=config.env.repeats,
+                include_stop=config.inference_model.include_stop_str_in_output,
+                seed=config.seed,
+                logger=logger,
+                gate=gate,
+                on_collected=lambda groups: data_logger.submit(groups, trainer.optimizer_steps),
+                verify_first=config.loop == "sync",
+                expert_data=expert_data,
+            ),
+            buffer=_build_buffer(config),
+            trainer=trainer,
+            weight_sync=weight_sync,
+            logger=logger,
+            data_logger=data_logger,
+            eval_prompts=task.prompts("test")[: config.eval.num_prompts],
+            eval_sampling=SamplingParams(0.0, sampling.max_tokens, sampling.stop_token_ids),
+            save_model=partial(_save_model, trainer, encoder, checkpoint_dir, config),
+            peak_memory_gib=partial(peak_memory_gib, devices.train[0]),
+        )
+        started.pop_all()
+    return parts
+
+
+def _build_canary(
+    config: RunConfig, trainer: Trainer, engine: Engine, task: Task, encoder: ChatEncoder
+) -> Canary | None:
+    """The first prompts of the task, for an engine whose weights cannot be hashed as they were sent."""
+    if not isinstance(engine, ScoringEngine):
+        return None
+    prompts = [encoder.encode(prompt)[:CANARY_TOKENS] for prompt in task.prompts("train")[:CANARY_SEQUENCES]]
+    return Canary(trainer.policy, engine, prompts, canary_tolerance(config, engine.dtype))
 
 
 def available_cores() -> int:
@@ -195,27 +226,6 @@ def _load_expert_data(config: RunConfig, task: Task, encoder: ChatEncoder) -> Ex
     if config.env.expert_data is None:
         return None
     return load_expert_data(Path(config.env.expert_data), task, encoder, max_tokens=config.inference_model.max_tokens)
-
-
-def _build_engine(config: RunConfig, device: torch.device) -> LocalEngine:
-    backend = config.inference_model.backend
-    if backend not in ("auto", "local"):
-        raise ValueError(f"inference_model.backend={backend!r}: one of auto, local")
-    model = load_inference_model(config, device)
-    check_cache(config, model.config)
-    try:
-        return LocalEngine(
-            model, max_sequences=config.env.num_envs, max_cached_tokens=max_cached_tokens(config, model.config)
-        )
-    except ValueError as error:
-        raise UserError(
-            Problem(
-                "model.name",
-                config.model.name,
-                f"the in-process engine cannot run it: {error}",
-                "name a decoder-only model with full or sliding-window attention",
-            )
-        ) from error
 
 
 def _build_reference(config: RunConfig, policy: Policy, device: torch.device) -> Reference | None:
@@ -288,6 +298,18 @@ def _build_logger(config: RunConfig, run_dir: Path) -> MetricsLogger:
         wandb_run=_build_wandb(config, run_dir, terminal),
         logging_frequency=config.train.logging_frequency,
     )
+
+
+def _build_data_logger(config: RunConfig, logger: MetricsLogger) -> RemoteDataLogger:
+    """Raises UserError for a name that is no class below RemoteDataLogger."""
+    location, key = config.logging.data_logger, "logging.data_logger"
+    if location is None:
+        return RemoteDataLogger(logger)
+    made: Any = load_function(location, key)
+    if not (isinstance(made, type) and issubclass(made, RemoteDataLogger)):
+        way_out = "name a class below expert_iteration.metrics.data_logger.RemoteDataLogger"
+        raise UserError(Problem(key, location, "is no such class", way_out))
+    return made(logger)
 
 
 def _build_wandb(config: RunConfig, run_dir: Path, terminal: Terminal) -> WandbRun | None:

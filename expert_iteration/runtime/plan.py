@@ -24,6 +24,7 @@ from expert_iteration.gguf import PACKAGE_PREFIX, package_gguf
 from expert_iteration.model import resolve_dtype
 from expert_iteration.optim import reference_needed
 from expert_iteration.reward_model import is_on_this_machine
+from expert_iteration.runtime.backend import backend
 
 GIB = 2**30
 PROMPT_TOKENS = 512
@@ -97,7 +98,7 @@ def kv_bytes_per_token(model_config: Any, dtype: torch.dtype) -> int:
 
 
 def sequences_in_flight(config: RunConfig, model_config: Any) -> int:
-    """Sequences that a collection generates at a time, with PROMPT_TOKENS for each prompt.
+    """Sequences that the in-process engine generates at a time, with PROMPT_TOKENS for each prompt.
 
     Raises:
         UserError: the cache does not hold one sequence.
@@ -219,7 +220,10 @@ def render_plan(config: RunConfig) -> str:
         sequences = str(config.env.num_envs or "not known without the model's sizes")
         memory = [f"not estimated: {config.model.name} cannot be read: {reason}"]
     else:
-        sequences = str(sequences_in_flight(config, model_config))
+        if backend(config) == "vllm":
+            sequences = f"{config.env.num_envs or 'as many as its cache holds'}, in each replica"
+        else:
+            sequences = str(sequences_in_flight(config, model_config))
         memory = _memory_lines(config, estimate_memory(config, model_config))
     parts = [
         ("Config", OmegaConf.to_yaml(OmegaConf.create(asdict(config))).splitlines()),
@@ -243,6 +247,11 @@ def _run_lines(config: RunConfig, sequences: str) -> list[str]:
         f"optimizer steps           at most {derived.total_planned_steps(config)}, the length of both schedules",
         f"sequences in flight       {sequences}",
     ]
+    if config.loop == "async":
+        in_flight, waiting = derived.collections_in_flight(config), derived.queue_size(config)
+        lines.append(
+            f"in the background         {in_flight} collections at a time, at most {waiting} finished ones wait"
+        )
     if config.env.expert_data is not None:
         most = f"at most {derived.max_expert_per_group(config)} of the {config.train.topk_size} kept of a group"
         lines.append(f"expert data               {most}, from {config.env.expert_data}")
@@ -259,11 +268,19 @@ def _device_lines(config: RunConfig, num_gpus: int) -> list[str]:
         asked = f"{len(devices)} asked, " if len(devices) > len(different) else ""
         shares = " (shares)" if any(used.count(device) > 1 for device in different) else ""
         where = f"uses {devices[0]}" if num_gpus else "1 process slot on cpu"
-        lines.append(f"{role:<26}{asked}{where}{shares}")
+        lines.append(f"{role:<26}{asked}{where}{shares}{_replicas(config) if role == 'inference_model' else ''}")
     if config.reward_model.name is not None:
         between = ", on the CPU between uses" if config.reward_model.offload else ""
         lines.append(f"{'reward_model':<26}uses {_reward_model_device(config, num_gpus)}{between}")
     return lines
+
+
+def _replicas(config: RunConfig) -> str:
+    if backend(config) == "local":
+        return ", in the process that trains"
+    size = config.inference_model.tensor_parallel_size
+    number = config.inference_model.num_devices // size
+    return f", {number} vLLM {'replica' if number == 1 else 'replicas'} of {size} as Ray actors"
 
 
 def _memory_lines(config: RunConfig, estimate: MemoryEstimate) -> list[str]:

@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, stop_after_attempt, wait_random_exponential
 
 from expert_iteration.errors import Problem, UserError
 
+KEY = "env.options.reward"
 MAX_WAIT_S = 10.0
 """Longest pause between two attempts; the first is up to a second, and each may be twice as long as the one before."""
 
@@ -111,8 +112,9 @@ class RewardFunction:
         return Verdict(None, {"raised": 1.0})
 
 
-def load_function(location: Any) -> Callable[..., Any]:
-    """Imports `package.module:function`; the folder that the program was started in is searched last.
+def load_function(location: Any, key: str = KEY) -> Callable[..., Any]:
+    """Imports `package.module:function`; the folder that the program was started in is searched last. A class is a
+    function here, and `key` the key of the config that names it.
 
     Raises UserError for a name that is no such thing or cannot be imported.
     """
@@ -121,7 +123,7 @@ def load_function(location: Any) -> Callable[..., Any]:
     module_name, colon, name = str(location).partition(":")
     if not colon or not module_name or not name:
         constraint = "has to be written as package.module:function"
-        raise UserError(Problem(KEY, location, constraint, "name a function that Python can import"))
+        raise UserError(Problem(key, location, constraint, "name a function that Python can import"))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -129,14 +131,13 @@ def load_function(location: Any) -> Callable[..., Any]:
     except Exception as error:  # importing a user's module runs any code
         complaint = f"cannot be imported ({type(error).__name__}: {error})"
         way_out = "correct it, or start in the folder that holds the module"
-        raise UserError(Problem(KEY, location, complaint, way_out)) from error
+        raise UserError(Problem(key, location, complaint, way_out)) from error
     if not callable(function):
-        raise UserError(Problem(KEY, location, "is no function", "name a function"))
+        raise UserError(Problem(key, location, "is no function", "name a function"))
     _LOADED[location] = function
     return function
 
 
-KEY = "env.options.reward"
 _LOADED: dict[str, Callable[..., Any]] = {}
 _LOGGED: set[tuple[str, str]] = set()
 _LOOPS: list[asyncio.AbstractEventLoop] = []

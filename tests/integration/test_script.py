@@ -57,7 +57,7 @@ def test_a_run_ends_with_0_and_shows_before_and_after(overrides, tmp_path):
     assert all(len(line) <= 80 for line in out.splitlines())
     (run_dir,) = tmp_path.glob("outputs/*/*")
     assert (run_dir / ".hydra" / "config.yaml").is_file()
-    assert {"step", "collection", "eval"} == {record["kind"] for record in records(tmp_path)}
+    assert {"step", "collection", "collector", "eval"} == {record["kind"] for record in records(tmp_path)}
 
 
 @pytest.mark.parametrize(

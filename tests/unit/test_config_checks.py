@@ -47,6 +47,58 @@ def test_the_demo_is_sound(config: RunConfig) -> None:
     assert problems(config) == []
 
 
+ASYNC = {
+    "loop": "async",
+    "train.sync_iter": False,
+    "train.empty_replay_buffer": False,
+    "train.weight_update_frequency": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused", "mended"),
+    [
+        ({"train.queue_size": 4}, "train.queue_size", {"train.queue_size": None}),
+        ({"train.stale_samples": "reissue"}, "train.stale_samples", {"train.stale_samples": "drop"}),
+        ({"train.collections_in_flight": 2}, "train.collections_in_flight", ASYNC),
+        (ASYNC | {"train.sync_iter": True}, "train.sync_iter", {"train.sync_iter": False}),
+        (
+            ASYNC | {"train.empty_replay_buffer": True},
+            "train.empty_replay_buffer",
+            {"train.weight_update_frequency": None},
+        ),
+        (ASYNC | {"train.stale_samples": "reissue"}, "train.stale_samples", {"train.max_policy_age": 0}),
+        (
+            {"train.shuffle": "groups", "train.prioritized_sampling": True},
+            "train.shuffle",
+            {"train.prioritized_sampling": False},
+        ),
+        (
+            {"inference_model.backend": "local", "inference_model.tensor_parallel_size": 2},
+            "inference_model.tensor_parallel_size",
+            {"inference_model.backend": "vllm", "inference_model.num_devices": 2},
+        ),
+        (
+            {"inference_model.num_devices": 3, "inference_model.tensor_parallel_size": 2},
+            "inference_model.num_devices",
+            {"inference_model.num_devices": 4},
+        ),
+        (
+            {"inference_model.backend": "local", "inference_model.quantization": "fp8"},
+            "inference_model.quantization",
+            {"inference_model.quantization": None},
+        ),
+    ],
+)
+def test_keys_of_loops_and_engines_that_contradict_each_other(
+    config: RunConfig, keys: dict[str, Any], refused: str, mended: dict[str, Any]
+) -> None:
+    set_keys(config, keys)
+    assert refused in keys_of_problems(config)
+    set_keys(config, mended)
+    assert keys_of_problems(config) == []
+
+
 @pytest.mark.parametrize("leaf", [leaf for leaf in leaves() if leaf.type is float], ids=lambda leaf: leaf.key)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_EI_43_no_number_may_be_nan_or_infinite(leaf: Any, value: float) -> None:

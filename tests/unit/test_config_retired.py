@@ -44,6 +44,7 @@ optimizer:
   scheduler: {type: cosine_with_warmup}
 ray:
   init_config: {num_cpus: 96}
+  collector_config: {num_cpus: 1}
 logging:
   checkpoint_frequency: 10
 hydra:
@@ -63,7 +64,9 @@ def test_what_to_use_instead_is_in_the_schema() -> None:
         assert [word for word in named if word not in known] == []
 
 
-@pytest.mark.parametrize("key", ["ray", "ray.init_config.num_cpus", "ref_model.lora.r", "train.sync"])
+@pytest.mark.parametrize(
+    "key", ["ray.collector_config", "ray.collector_config.num_cpus", "ref_model.lora.r", "train.sync"]
+)
 def test_a_retired_key_stands_for_all_below_it(key: str) -> None:
     assert refusal(key) is not None
 
@@ -89,16 +92,14 @@ def test_an_old_file_as_a_whole_gives_one_report(
         "train.sync",
         "train_model.quantization",
         "train_model.eval",
-        "inference_model.quantization",
         "inference_model.attn_implementation",
-        "inference_model.gpu_memory_utilization",
-        "inference_model.enforce_eager",
         "ref_model.gradient_checkpointing",
         "ref_model.lora",
         "ref_model.quantization",
-        "ray",
+        "ray.collector_config",
         "logging.checkpoint_frequency",
     }
+    assert "inference_model.quantization={'enabled': False}: has to be text" in error
     assert "optimizer.name=AdamW: has to be one of adamw; write optimizer.name=adamw." in error
     assert "write optimizer.scheduler.type=cosine." in error
     assert "start the file's defaults list with ei_gsm8k" in error

@@ -8,15 +8,17 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from expert_iteration import model as model_module
 from expert_iteration import model_source
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import UserError
 from expert_iteration.model import (
+    ADAPTER,
     Policy,
     disable_dropout,
     load_inference_model,
@@ -25,6 +27,7 @@ from expert_iteration.model import (
     resolve_dtype,
 )
 from expert_iteration.model_source import check_model, load_tokenizer, resolve_model
+from tests.tiny import SIZES
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])
@@ -288,6 +291,26 @@ def test_EI_22_fifty_merges_leave_a_bfloat16_base_bit_identical(folder: Path) ->
     base, a = before[f"{prefix}.base_layer.weight"], before[f"{prefix}.lora_A.default.weight"]
     assert base.dtype == torch.bfloat16
     torch.testing.assert_close(merged[f"{layer}.weight"], base.float() + 0.075 * a.sum(0))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_merged_weights_are_those_that_peft_merges(family: str) -> None:
+    """GPT-2 keeps its weights transposed."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    config = GPT2Config(**sizes) if family == "gpt2" else LlamaConfig(**SIZES)
+    model = AutoModelForCausalLM.from_config(config)
+    lora = LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=family == "gpt2")
+    policy = Policy(family, get_peft_model(model, lora, adapter_name=ADAPTER), torch.float32)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    merged = dict(policy.merged_state())
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    assert layers
+    for name, layer in layers.items():
+        expected = layer.base_layer.weight + layer.get_delta_weight(ADAPTER)
+        torch.testing.assert_close(merged[f"{name}.weight"], expected)
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -14,7 +14,7 @@ from expert_iteration.errors import WeightSyncError
 from expert_iteration.model import Policy
 from expert_iteration.replay_buffer import collate
 from expert_iteration.types import GenerationRequest, SamplingParams
-from expert_iteration.weight_sync import InProcessWeightSync
+from expert_iteration.weight_sync import VerifiedWeightSync
 from tests.unit.test_trainer import CONFIG, SAMPLES, make_trainer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, stop_token_ids=())
@@ -28,7 +28,7 @@ def make(lora: bool = False, engine_dtype=torch.float32):
         base = get_peft_model(base, LoraConfig(r=2, lora_alpha=16, target_modules="all-linear"))
     trainer = make_trainer(Policy("tiny", base, torch.float32), lr=0.05, kl=0.0)
     engine = LocalEngine(engine_model, max_sequences=4)
-    return trainer, engine, InProcessWeightSync(trainer, engine)
+    return trainer, engine, VerifiedWeightSync(trainer, engine)
 
 
 def train(trainer, steps=3):
@@ -107,7 +107,7 @@ def test_EI_22_publishing_leaves_the_base_weights_bit_identical():
     )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer = make_trainer(Policy("tiny", model, torch.bfloat16))
-    sync = InProcessWeightSync(trainer, engine)
+    sync = VerifiedWeightSync(trainer, engine)
     for _ in range(50):
         sync.publish()
     assert trainer.policy_version == 50
