@@ -28,7 +28,7 @@ demo: $(VENV)/.model
 	$(BIN)/python scripts/expert-iteration-sync.py mode=sync --config-name ei_demo $(ARGS)
 
 test: $(VENV)/.model $(VENV)/.dev $(if $(filter Linux,$(shell uname -s)),$(VENV)/.vllm)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

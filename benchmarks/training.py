@@ -54,8 +54,8 @@ VARIANTS = (
     "ours, packed",
     "ours, packed, shared prompts",
 )
-TOGETHER = 3
-"""Variants that take turns with the plain step at a time."""
+TOGETHER = {"fixed": 3, "natural": 1}
+"""Variants that take turns with the plain step at a time, by lengths: what fits into 24 GiB."""
 COMPILED = ("plain, compiled", "ours, compiled", "ours, compiled, packed, shared prompts")
 
 
@@ -91,18 +91,28 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, name, lengths, args))
+        self._name = name
         self._process.start()
-        self.num_tokens, self.flop = self._connection.recv()
+        theirs.close()
+        self.num_tokens, self.flop = self._receive()
 
     def step(self) -> tuple[float, float]:
         """Seconds, and peak bytes above weights and optimizer state."""
-        self._connection.send("step")
-        seconds, peak = self._connection.recv()
+        seconds, peak = self._receive(ask="step")
         return float(seconds), float(peak)
 
     def close(self) -> None:
-        self._connection.send("stop")
+        self._process.kill()
         self._process.join()
+
+    def _receive(self, ask: str | None = None) -> tuple[float, float]:
+        try:
+            if ask is not None:
+                self._connection.send(ask)
+            first, second = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise SystemExit(f"'{self._name}' ended early: for want of memory, if it says nothing more") from error
+        return first, second
 
 
 def work(connection: Connection, name: str, lengths: str, args: argparse.Namespace) -> None:
@@ -184,8 +194,9 @@ def measure(args: argparse.Namespace, lengths: str) -> dict[str, dict[str, Any]]
     together would not fit into memory."""
     others = [*VARIANTS[1:], *(COMPILED if args.compile else ())]
     figures: dict[str, dict[str, Any]] = {}
-    for first in range(0, len(others), TOGETHER):
-        group = take_turns([PLAIN, *others[first : first + TOGETHER]], args, lengths)
+    together = TOGETHER[lengths]
+    for first in range(0, len(others), together):
+        group = take_turns([PLAIN, *others[first : first + together]], args, lengths)
         for row in group.values():
             row["of_plain"] = row["tokens_per_second"] / group[PLAIN]["tokens_per_second"]
             row["peak_of_plain"] = row["peak_bytes"] / group[PLAIN]["peak_bytes"]
@@ -194,15 +205,19 @@ def measure(args: argparse.Namespace, lengths: str) -> dict[str, dict[str, Any]]
 
 
 def take_turns(names: list[str], args: argparse.Namespace, lengths: str) -> dict[str, dict[str, Any]]:
-    workers = {name: Worker(name, lengths, args) for name in names}
-    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
-    for repeat in range(args.repeats + 2):
-        for name, worker in workers.items():
-            step = worker.step()
-            if repeat > 1:  # the first makes the optimizer state, the second settles what malloc holds
-                steps[name].append(step)
-    for worker in workers.values():
-        worker.close()
+    workers: dict[str, Worker] = {}
+    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    try:
+        for name in names:
+            workers[name] = Worker(name, lengths, args)
+        for repeat in range(args.repeats + 2):
+            for name, worker in workers.items():
+                step = worker.step()
+                if repeat > 1:  # the first makes the optimizer state, the second settles what malloc holds
+                    steps[name].append(step)
+    finally:
+        for worker in workers.values():
+            worker.close()
     return {
         name: {
             "tokens_per_second": worker.num_tokens / median(seconds for seconds, _ in steps[name]),

@@ -44,6 +44,10 @@ def test_two_iterations_on_a_few_problems(tmp_path):
             "train.total_dialog_turns=16",
             "optimizer.scheduler.warmup_steps=0",
             "inference_model.max_tokens=48",
+            "inference_model.torch_dtype=float32",  # bfloat16 is emulated on many CPUs, at a third of the speed
+            "ref_model.torch_dtype=float32",
+            "train.mixed_precision=false",
+            "num_threads=1",  # two of these may run side by side
             "eval.num_prompts=2",
         ],
         config_dir=ROOT / "config",

@@ -35,6 +35,7 @@ class Script:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.temp = tempfile.mkdtemp(prefix="ray-")  # paths of Ray's sockets must not be long
+        self.weights = Path(self.temp) / "weights"
         environment = os.environ | {
             MARK: self.mark,
             "RAY_AUTH_MODE": "disabled",  # else a token is written to the home folder
@@ -42,7 +43,13 @@ class Script:
         }
         command = [sys.executable, str(ROOT / "scripts" / f"expert-iteration-{mode}.py"), f"mode={mode}"]
         self.process = subprocess.Popen(
-            [*command, f"hydra.run.dir={folder}", *overrides],
+            [
+                *command,
+                f"hydra.run.dir={folder}",
+                f"hydra.sweep.dir={folder}",
+                f"inference_model.weight_folder={self.weights}",
+                *overrides,
+            ],
             env=environment,
             cwd=folder.parent,
             stdout=(folder.parent / "stdout").open("w"),
@@ -100,30 +107,27 @@ def start(overrides: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPat
         shutil.rmtree(script.temp, ignore_errors=True)
 
 
-def weight_folders() -> set[Path]:
-    return set(Path("/dev/shm").glob("expert-iteration-*"))
-
-
-def test_a_synchronous_run_learns_and_leaves_nothing_behind(start: Callable[..., Script]) -> None:
-    before = weight_folders()
-    script = start("sync", "train.total_dialog_turns=384", "inference_model.num_devices=2")
+def test_a_sweep_learns_on_one_cluster_and_leaves_nothing_behind(start: Callable[..., Script]) -> None:
+    script = start("sync", "train.total_dialog_turns=384", "inference_model.num_devices=2", "--multirun", "seed=1,2")
     assert script.wait() == 0, script.output()
     assert script.nothing_left()
-    assert weight_folders() == before
-    records = read_records(script.folder / "metrics.jsonl")
-    collections = [record.values for record in records if record.kind == "collection"]
-    assert [values["policy/version"] for values in collections] == [0, 1, 2]
-    assert all(values["policy/canary_difference"] < 1e-3 for values in collections)
-    assert collections[0]["train/weights_changed_share"] == 1  # the first file replaces nothing
-    assert 0 < collections[1]["train/weights_changed_share"] <= 1
-    differences = [
-        record.values["policy/engine_log_prob_difference"]
-        for record in records
-        if "policy/engine_log_prob_difference" in record.values
-    ]
-    assert len(differences) == 3  # the first step after each publish
-    assert max(differences) < 1e-3
-    assert collections[-1]["reward/mean"] > collections[0]["reward/mean"]
+    assert not list(script.weights.iterdir())
+    assert len(list(Path(script.temp).glob("ray/session_2*"))) == 1
+    for job in ("0", "1"):
+        records = read_records(script.folder / job / "metrics.jsonl")
+        collections = [record.values for record in records if record.kind == "collection"]
+        assert [values["policy/version"] for values in collections] == [0, 1, 2]
+        assert all(values["policy/canary_difference"] < 1e-3 for values in collections)
+        assert collections[0]["train/weights_changed_share"] == 1  # the first file replaces nothing
+        assert 0 < collections[1]["train/weights_changed_share"] <= 1
+        differences = [
+            record.values["policy/engine_log_prob_difference"]
+            for record in records
+            if "policy/engine_log_prob_difference" in record.values
+        ]
+        assert len(differences) == 3  # the first step after each publish
+        assert max(differences) < 1e-3
+        assert collections[-1]["reward/mean"] > collections[0]["reward/mean"]
 
 
 def test_an_asynchronous_run_generates_several_collections_at_a_time(start: Callable[..., Script]) -> None:
@@ -146,11 +150,12 @@ def test_an_asynchronous_run_generates_several_collections_at_a_time(start: Call
     assert max(ages) <= 3
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_stopped_ends_its_replicas(
     start: Callable[..., Script], sent: signal.Signals, status: int
 ) -> None:
-    before = weight_folders()
     script = start("sync", "train.total_dialog_turns=100000", "eval.at_start=false")
     log = script.folder / "metrics.jsonl"
     while script.process.poll() is None and not (log.exists() and len(read_records(log)) > 2):
@@ -159,7 +164,7 @@ def test_a_run_that_is_stopped_ends_its_replicas(
     script.process.send_signal(sent)
     assert script.wait(60) == status, script.output()
     assert script.nothing_left()
-    assert weight_folders() == before
+    assert not list(script.weights.iterdir())
 
 
 def test_a_model_that_vllm_cannot_run_is_one_clear_error(start: Callable[..., Script], tiny_model: Path) -> None:

@@ -58,6 +58,7 @@ def make_config(folder: Path, *, lora: bool = False, dtype: str | None = None, s
     config.seed = seed
     config.model.name = str(folder)
     config.model.trust_remote_code = False
+    config.model.compile = False
     config.train.mixed_precision = dtype is not None
     config.train_model.torch_dtype = dtype or "float32"
     config.train_model.attn_implementation = "sdpa"

@@ -20,7 +20,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """Of ray.init. A cluster of one's own by default, so that another one on the machine is neither used nor disturbed."""
 
-_started_with: list[dict[str, Any]] = []
+_started: list[tuple[str, dict[str, Any]]] = []
+"""Address of the cluster that this process has started or joined, and with which arguments."""
 
 
 def start(init_config: Mapping[str, Any]) -> None:
@@ -34,8 +35,9 @@ def start(init_config: Mapping[str, Any]) -> None:
     """
     wanted = dict(init_config)
     if ray.is_initialized():
-        if _started_with and _started_with[0] != wanted:
-            constraint = f"the jobs of a sweep share one cluster, which was started with {_started_with[0]}"
+        before = dict(_started).get(ray.get_runtime_context().gcs_address, wanted)
+        if before != wanted:
+            constraint = f"the jobs of a sweep share one cluster, which was started with {before}"
             raise UserError(Problem("ray.init_config", wanted, constraint, "give all jobs the same"))
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -51,7 +53,7 @@ def start(init_config: Mapping[str, Any]) -> None:
                 "correct it, or leave it blank for a cluster of this run's own on this machine",
             )
         ) from error
-    _started_with[:] = [wanted]
+    _started[:] = [(ray.get_runtime_context().gcs_address, wanted)]
 
 
 @contextmanager

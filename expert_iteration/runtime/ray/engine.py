@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
 from expert_iteration.engines.vllm.replica import ReplicaInfo, VllmReplica, VllmSettings
-from expert_iteration.engines.weight_files import PublishedFile, WeightFiles
+from expert_iteration.engines.weight_files import PublishedFile, WeightFiles, read_weights
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.runtime.ray.placement import Placement
 from expert_iteration.types import GenerationRequest, SamplingParams, Turn
@@ -159,6 +159,10 @@ class VllmRayEngine:
             raise WeightSyncError(f"the engine's replicas hold version {version}, not {self._policy_version}")
         return str(checksum)
 
+    def held_weights(self) -> dict[str, Tensor]:
+        """The newest file's tensors."""
+        return {} if self._published is None else read_weights(self._published.path)
+
     def close(self) -> None:
         """Ends the replicas and removes the files."""
         for replica in self._replicas:
@@ -226,6 +230,7 @@ class VllmRayEngine:
             self.restarts += 1
             self._tell(f"vLLM replica {index}, asked to {what}, {why}. It is started again.")
             ray.kill(self._replicas[index])
+            self._placement.wait()
             replica = self._create(index)
             try:
                 info = ray.get(replica.info.remote(), timeout=self._start_limit_s)

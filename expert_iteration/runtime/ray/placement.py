@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from expert_iteration.config.schema import RunConfig
-from expert_iteration.errors import Problem, UserError
+from expert_iteration.errors import ComponentError, Problem, UserError
 from expert_iteration.runtime.plan import device_plan
 
 RESERVE_LIMIT_S = 60.0
@@ -36,6 +37,19 @@ class Placement:
 
     options: list[dict[str, Any]]
     group: PlacementGroup | None = None
+
+    def wait(self) -> None:
+        """Waits until the cluster has what was reserved, which it may not have after a node left.
+
+        Raises:
+            ComponentError: it does not have it in time.
+        """
+        if self.group is not None and not self.group.wait(RESERVE_LIMIT_S):
+            there = _there(self.group.bundle_specs[0])
+            raise ComponentError(
+                f"the cluster lost a node, and {RESERVE_LIMIT_S:g} s later it has {there}: too little for "
+                f"{self.group.bundle_count} replicas"
+            )
 
     def release(self) -> None:
         """Gives back what was reserved."""
@@ -76,16 +90,20 @@ def _reserve(num_replicas: int, gpus: int) -> PlacementGroup:
         return group
     remove_placement_group(group)
     asked = ", ".join(f"{num_replicas * amount:g} {name}" for name, amount in bundle.items())
-    total, free = ray.cluster_resources(), ray.available_resources()
-    there = ", ".join(f"{total.get(name, 0):g} {name} ({free.get(name, 0):g} free)" for name in bundle)
     raise UserError(
         Problem(
             "inference_model.num_devices",
             num_replicas * max(1, gpus),
-            f"asks the Ray cluster for {asked}, and after {RESERVE_LIMIT_S:g} s it has {there}",
+            f"asks the Ray cluster for {asked}, and after {RESERVE_LIMIT_S:g} s it has {_there(bundle)}",
             "lower it, add nodes, or wait until others have finished",
         )
     )
+
+
+def _there(names: Iterable[str]) -> str:
+    """What the cluster has of these resources."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return ", ".join(f"{total.get(name, 0):g} {name} ({free.get(name, 0):g} free)" for name in names)
 
 
 def _on_gpus(config: RunConfig, num_gpus: int) -> list[dict[str, str]]:
