@@ -6,10 +6,11 @@ Task.prompts -> Engine.generate -> Verifier.score_many -> TopKRewardSelector -> 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -46,6 +47,11 @@ class Visit:
     epoch: int
     prompt_ids: tuple[int, ...]
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Row and epoch, which no other visit has."""
+        return self.prompt.row_id, self.epoch
+
 
 class PromptStream:
     """Endless passes over the prompts, each in a new order fixed by the seed.
@@ -66,6 +72,8 @@ class PromptStream:
         self._seed = seed
         self._too_long: set[int] = set()
         self._put_back: deque[Visit] = deque()
+        self._under_way: dict[tuple[int, int], Visit] = {}
+        """Taken and not yet told to be finished, by row and epoch, in the order in which they were taken."""
         self._asked_twice: set[tuple[int, int]] = set()
         self._lock = Lock()
         """Collections may be made in several threads."""
@@ -85,17 +93,50 @@ class PromptStream:
                     visits.append(self._put_back.popleft())
                 elif (visit := self._next()) is not None:
                     visits.append(visit)
+            self._under_way |= {visit.key: visit for visit in visits}
         return visits
+
+    def finish(self, visits: Sequence[Visit]) -> None:
+        """Tells that what came of these is stored: a run that is resumed need not ask them again."""
+        with self._lock:
+            for visit in visits:
+                self._under_way.pop(visit.key, None)
 
     def put_back(self, visits: Sequence[Visit]) -> bool:
         """Hands these out again before all others; False, and nothing done, where one has been put back before."""
-        keys = {(visit.prompt.row_id, visit.epoch) for visit in visits}
+        keys = {visit.key for visit in visits}
         with self._lock:
             if keys & self._asked_twice:
                 return False
             self._asked_twice |= keys
             self._put_back.extend(visits)
+            for key in keys:
+                del self._under_way[key]
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the passes stand, in plain types. What is under way counts as not taken."""
+        with self._lock:
+            waiting = [*self._under_way.values(), *self._put_back]
+            return {
+                "epoch": self._epoch,
+                "position": self._position,
+                "too_long": sorted(self._too_long),
+                "waiting": [visit.key for visit in waiting],
+                "asked_twice": sorted(self._asked_twice),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, with what was under way first, in the same order."""
+        by_row = {prompt.row_id: prompt for prompt in self._prompts}
+        with self._lock:
+            self._start_epoch(state["epoch"])
+            self._position = state["position"]
+            self._too_long = set(state["too_long"])
+            self._asked_twice = {(row_id, epoch) for row_id, epoch in state["asked_twice"]}
+            self._under_way = {}
+            waiting = [(by_row[row_id], epoch) for row_id, epoch in state["waiting"]]
+            self._put_back = deque(Visit(prompt, epoch, self._encoder.encode(prompt)) for prompt, epoch in waiting)
 
     def _next(self) -> Visit | None:
         """The next prompt of the data order; None where it has no room."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
 
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.collector import Collector
@@ -13,11 +16,9 @@ from expert_iteration.engine_gate import EngineGate
 from expert_iteration.metrics.data_logger import RemoteDataLogger
 from expert_iteration.metrics.logger import MetricsLogger
 from expert_iteration.replay_buffer import ReplayBuffer
+from expert_iteration.saver import RunSaver
 from expert_iteration.trainer import Trainer
 from expert_iteration.types import Engine, Prompt, SamplingParams, Task, Verifier, WeightSync
-
-METRICS_FILE = "metrics.jsonl"
-"""The log of a run, in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Components:
     eval_prompts: Sequence[Prompt]
     """Held-out problems; none of them is trained on."""
     eval_sampling: SamplingParams
-    save_model: Callable[[], Path]
-    """Saves the policy as it is and returns the folder."""
+    saver: RunSaver
+    lock: FileLock
+    """On the run's folder; released by the loop at the end of the run."""
+    resumed: Mapping[str, Any] | None
+    """What the run goes on from, as `RunSaver.save` got it; None in a new run."""
     peak_memory_gib: Callable[[], float]

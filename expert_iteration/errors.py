@@ -8,6 +8,8 @@ from typing import Any
 EXIT_OK = 0
 EXIT_USER_ERROR = 2
 EXIT_COMPONENT_FAILED = 3
+EXIT_OUT_OF_TIME = 124
+"""As of the command `timeout`: train.max_time is over and the run is saved."""
 EXIT_SIGHUP = 129
 EXIT_SIGINT = 130
 EXIT_SIGTERM = 143

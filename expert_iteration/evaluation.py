@@ -182,6 +182,14 @@ def write_results(result: EvaluationResult, path: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
+def read_results(path: Path) -> EvaluationResult:
+    """What `write_results` wrote; how many problems were dropped is not in the file and reads 0."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return EvaluationResult(
+        tuple(ProblemResult(**{**row, "messages": tuple(row["messages"])}) for row in rows), dropped_too_long=0
+    )
+
+
 def comparison_report(comparison: Comparison, num_transcripts: int) -> RenderableType:
     """What the terminal shows at the end: both accuracies, the paired test, and transcripts side by side."""
     table = Table(title="Held-out accuracy, greedy", title_justify="left")

@@ -159,6 +159,8 @@ class ReplayBuffer:
         self._prioritized = prioritized
         self._shuffle = shuffle
         self._generator = torch.Generator().manual_seed(seed)
+        self._pass_start = self._generator.get_state()
+        """Random state before the pass that was begun last."""
         self._buffer = TorchRLReplayBuffer(
             storage=LazyStackStorage(capacity),
             sampler=PrioritizedSampler(alpha, beta, epsilon) if prioritized else None,
@@ -206,6 +208,7 @@ class ReplayBuffer:
         size = len(self)
         if size == 0:
             return
+        self._pass_start = self._generator.get_state()
         if self._prioritized:
             for start in range(0, size, batch_size):
                 drawn, info = self._buffer.sample(min(batch_size, size - start), return_info=True)
@@ -269,9 +272,13 @@ class ReplayBuffer:
             "response_tokens_max": float(lengths.max()),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Samples, ring cursor and random state, between two epochs; loads with `torch.load(weights_only=True)`."""
-        return {"buffer": self._buffer.state_dict(), "generator": self._generator.get_state()}
+    def state_dict(self, *, at_start_of_pass: bool = False) -> dict[str, Any]:
+        """Samples, ring cursor and random state; loads with `torch.load(weights_only=True)`.
+
+        In the middle of a pass that is to be begun again, `at_start_of_pass` gives the random state of its beginning.
+        """
+        generator = self._pass_start if at_start_of_pass else self._generator.get_state()
+        return {"buffer": self._buffer.state_dict(), "generator": generator}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where `state_dict` was taken: same samples, same order of replacement, same draws."""

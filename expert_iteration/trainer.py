@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from expert_iteration.config.schema import KLScheduleConfig, OptimizerConfig
-from expert_iteration.errors import ComponentError
 from expert_iteration.log_probs import token_log_probs
 from expert_iteration.loss import Denominators, LossTerms, SFTLoss
 from expert_iteration.model import Policy
 from expert_iteration.optim import kl_coefficient, learning_rate, make_optimizer, set_learning_rate
 from expert_iteration.types import Batch
+
+COUNTERS = (
+    "policy_version",
+    "optimizer_steps",
+    "skipped_in_a_row",
+    "_skipped_steps",
+    "_clipped_steps",
+    "_steps_at_publish",
+)
+"""Attributes of the trainer that a checkpoint holds."""
 
 
 @dataclass(slots=True)
@@ -58,7 +68,8 @@ class Trainer:
 
     Attributes:
         policy_version: publishes so far; the weight sync counts it up.
-        optimizer_steps: steps so far.
+        optimizer_steps: steps so far, skipped ones included.
+        skipped_in_a_row: of the last steps, those without a finite loss and gradient, which moved no weights.
     """
 
     def __init__(
@@ -76,6 +87,7 @@ class Trainer:
         self.loss = loss
         self.policy_version = 0
         self.optimizer_steps = 0
+        self.skipped_in_a_row = 0
         self.total_steps = total_steps
         self._packed = packed
         self._optimizer_config = optimizer_config
@@ -84,15 +96,14 @@ class Trainer:
         self._parameters = list(policy.trainable_parameters())
         self._optimizer = make_optimizer(self._parameters, optimizer_config)
         self._clipped_steps = 0
+        self._skipped_steps = 0
         self._steps_at_publish = 0
 
     def step(self, micro_batches: Sequence[Batch], *, progress: float) -> dict[str, float]:
         """One optimizer step over all micro-batches together; a step's worth of metrics.
 
         `progress` in [0, 1) is the share of the run that lies behind; learning rate and KL coefficient follow from it.
-
-        Raises:
-            ComponentError: loss or gradient is not finite. The weights are as they were before the step.
+        Where loss or gradient is not finite, weights and optimizer stay as they were and the step counts as skipped.
         """
         rate = learning_rate(self._optimizer_config, progress, self.total_steps)
         coefficient = kl_coefficient(self._kl_to_ref_coeff, self._kl_to_ref_schedule, progress)
@@ -100,7 +111,7 @@ class Trainer:
         ages = self.policy_version - torch.cat([batch.policy_versions for batch in micro_batches])  # (sequences,)
         assert (ages >= 0).all(), "a sample cannot be newer than the policy"
         sums = self._forward_backward(micro_batches, denominators, coefficient)
-        grad_norm = self._optimizer_step(rate, sums, micro_batches)
+        grad_norm = self._optimizer_step(rate, sums)
         metrics = {
             "loss/total": sums.total.item(),
             "loss/main": sums.main.item(),
@@ -108,6 +119,7 @@ class Trainer:
             "loss/kl_to_ref_coeff": coefficient,
             "optim/grad_norm": grad_norm,
             "optim/clipped_share": self._clipped_steps / (self.optimizer_steps + 1),
+            "optim/skipped_steps": self._skipped_steps,
             "optim/learning_rate": rate,
             "policy/version": self.policy_version,
             "policy/age_mean": ages.double().mean().item(),
@@ -125,6 +137,18 @@ class Trainer:
         self._steps_at_publish = self.optimizer_steps
         return self.policy_version
 
+    def state_dict(self, *, with_optimizer: bool = True) -> dict[str, Any]:
+        """Counters and optimizer, without the weights; loads with `torch.load(weights_only=True)`."""
+        optimizer = self._optimizer.state_dict() if with_optimizer else None
+        return {"optimizer": optimizer, **{name: getattr(self, name) for name in COUNTERS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; the policy has to have the weights of then."""
+        if state["optimizer"] is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+
     def _forward_backward(
         self, micro_batches: Sequence[Batch], denominators: Denominators, coefficient: float
     ) -> _Sums:
@@ -141,19 +165,17 @@ class Trainer:
             sums.add(terms, log_probs, batch)
         return sums
 
-    def _optimizer_step(self, rate: float, sums: _Sums, micro_batches: Sequence[Batch]) -> float:
-        """Clips and steps; the gradient norm before clipping."""
+    def _optimizer_step(self, rate: float, sums: _Sums) -> float:
+        """Clips and steps, or skips; the gradient norm before clipping."""
         limit = self._optimizer_config.clip_grad_norm
         grad_norm = clip_grad_norm_(self._parameters, float("inf") if limit is None else limit).item()
-        if not (isfinite(grad_norm) and isfinite(sums.total.item())):
-            self._optimizer.zero_grad(set_to_none=True)
-            rows = torch.cat([batch.row_ids for batch in micro_batches]).tolist()
-            raise ComponentError(
-                f"optimizer step {self.optimizer_steps}: loss {sums.total.item()}, gradient norm {grad_norm} on "
-                f"samples of rows {rows}; the weights are as before the step. Lower optimizer.lr, or compute in float32"
-            )
-        self._clipped_steps += limit is not None and grad_norm > limit
-        set_learning_rate(self._optimizer, rate)
-        self._optimizer.step()
+        if isfinite(grad_norm) and isfinite(sums.total.item()):
+            self._clipped_steps += limit is not None and grad_norm > limit
+            set_learning_rate(self._optimizer, rate)
+            self._optimizer.step()
+            self.skipped_in_a_row = 0
+        else:
+            self._skipped_steps += 1
+            self.skipped_in_a_row += 1
         self._optimizer.zero_grad(set_to_none=True)
         return grad_norm

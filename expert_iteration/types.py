@@ -259,6 +259,10 @@ class Engine(Protocol):
         """Checksum over names, dtypes, shapes and bits of the weights that it holds now."""
         ...
 
+    def held_weights(self) -> dict[str, Tensor]:
+        """What was loaded last, by name: `load_weights` of it changes nothing. Not to be written to."""
+        ...
+
     def close(self) -> None:
         """Ends what it has started."""
         ...
@@ -288,4 +292,8 @@ class WeightSync(Protocol):
 
     def verify(self) -> None:
         """Raises WeightSyncError unless the engine holds the version and content last published."""
+        ...
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """What the engine holds, by name. Not to be written to."""
         ...

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from expert_iteration.engines.checksum import weights_checksum
@@ -88,34 +89,58 @@ class VerifiedWeightSync:
     says what it does hold. A publish counts only when both agree, and when the canary, if there is one, finds that both
     compute the same.
 
-    The weights that a run starts from are pushed at once and are version 0.
+    The weights that a run starts from are pushed at once, as the trainer's version, which is 0 in a new run.
+
+    Args:
+        trainer: has the weights and counts the versions.
+        engine: gets the weights.
+        canary: compares both after each publish.
+        published: what a resumed run published last, where the trainer has moved on since: pushed instead of the
+            trainer's weights at first, without the canary, which would compare two versions.
     """
 
-    def __init__(self, trainer: Trainer, engine: Engine, canary: Canary | None = None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        engine: Engine,
+        canary: Canary | None = None,
+        published: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._trainer = trainer
         self._engine = engine
         self._canary = canary
         self.canary_difference: float | None = None
-        self._expected = self._push(trainer.policy_version)
+        if published is None:
+            self._expected = self._push_policy(trainer.policy_version)
+        else:
+            self._expected = self._push(published, trainer.policy_version)
 
     def publish(self) -> int:
         """Pushes the weights, verifies them, counts the policy version up and returns it."""
-        self._expected = self._push(self._trainer.policy_version + 1)
+        self._expected = self._push_policy(self._trainer.policy_version + 1)
         return self._trainer.count_publish()
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """What the engine holds, by name. Not to be written to."""
+        return self._engine.held_weights()
 
     def verify(self) -> None:
         """Raises WeightSyncError unless the engine holds the version and the content last published."""
         self._verify(self._trainer.policy_version, self._expected)
 
-    def _push(self, version: int) -> str:
-        """Sends and verifies the weights; the checksum that the engine has now."""
+    def _push_policy(self, version: int) -> str:
+        """Sends and verifies the trainer's weights; the checksum that the engine has now."""
         # Cast one by one, so that merged adapters are never held in float32 all at once.
         weights = {name: tensor.to(self._engine.dtype) for name, tensor in self._trainer.policy.merged_state()}
+        expected = self._push(weights, version)
+        if self._canary is not None:
+            self.canary_difference = self._canary.check(version)
+        return expected
+
+    def _push(self, weights: Mapping[str, Tensor], version: int) -> str:
         self.changed_share = self._engine.load_weights(weights.items(), version)
         expected = weights_checksum(weights.items())
         self._verify(version, expected)
-        if self._canary is not None:
-            self.canary_difference = self._canary.check(version)
         return expected
 
     def _verify(self, version: int, expected: str) -> None:

@@ -17,6 +17,9 @@ LEVELS = {
     "types": 0,
     "config": 0,
     "atomic": 0,
+    "checkpoint_files": 0,
+    "run_folder": 0,
+    "resume": 1,
     "seeding": 0,
     "tasks": 1,
     "selection": 1,
@@ -38,6 +41,7 @@ LEVELS = {
     "trainer": 2,
     "weight_sync": 2,
     "checkpoint": 2,
+    "saver": 3,
     "engine_gate": 0,
     "collector": 3,
     "evaluation": 3,
@@ -50,11 +54,15 @@ LEVELS = {
 """Level of a module or of a folder of modules; the longest name that fits counts."""
 
 HOMES = {
-    "hydra": ("config.loader",),
+    "hydra": ("config.loader", "config.overrides"),
     "vllm": ("engines.vllm",),
     "ray": ("runtime.ray",),
     "wandb": ("metrics",),
-    "torch": tuple(name for name in LEVELS if name not in ("errors", "config", "config.loader")),
+    "torch": tuple(
+        name
+        for name in LEVELS
+        if name not in ("errors", "config", "config.loader", "checkpoint_files", "run_folder", "resume")
+    ),
 }
 """The only modules that may import a library."""
 

@@ -10,7 +10,9 @@ other jobs run.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
+import re
 import signal
 import sys
 import traceback
@@ -22,19 +24,19 @@ from types import FrameType
 from typing import Any
 
 from hydra import compose, initialize_config_dir, version
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from expert_iteration.checkpoint_files import read_metadata
 from expert_iteration.config.build import Unresolved, build
 from expert_iteration.config.checks import problems as value_problems
+from expert_iteration.config.overrides import forced, is_hydras, jobs_of, normalise, split_mode, with_mode
 from expert_iteration.config.paths import resolve_paths
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import (
@@ -47,12 +49,11 @@ from expert_iteration.errors import (
     Problem,
     UserError,
 )
+from expert_iteration.resume import NEVER, differences, find
 
+INTERPOLATION = re.compile(r"\$\{[^{}]*\}")
 Main = Callable[[RunConfig, Path], int]
 HYDRA_VERSION_BASE = "1.3"
-FREE_FORM = ("env.options", "env.reward_weights", "ray.init_config")
-SHORTHANDS = {"reward_model": "reward_model.name"}
-"""A text that is given for one of these groups is the value of a key in it."""
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -69,7 +70,7 @@ def run(main: Main, *, mode: str, config_dir: Path, default_config: str, argv: S
     try:
         with _signals_raise():
             if not (command.args.help or command.args.hydra_help):
-                _check(command, mode)
+                command = _resumed(command, mode, _check(command, mode))
             statuses = _run_hydra_app(command, main, mode, Path(script).stem or "expert-iteration")
     except UserError as error:
         print(report(error.problems), file=sys.stderr)
@@ -90,8 +91,8 @@ def run(main: Main, *, mode: str, config_dir: Path, default_config: str, argv: S
 
 def load(overrides: Sequence[str], *, config_dir: Path, config_name: str, launch_dir: Path | None = None) -> RunConfig:
     """The checked config of a file and overrides, with paths resolved; raises UserError with every problem."""
-    normalised, found = _normalise(overrides, sweep=False)
-    composed = _compose([config_dir], config_name, [_forced(override) for override in normalised])
+    normalised, found = normalise(overrides, sweep=False)
+    composed = _compose([config_dir], config_name, [forced(override) for override in normalised])
     config, more = _resolve(composed, launch_dir or Path.cwd())
     if found + more:
         raise UserError(*found, *more)
@@ -124,26 +125,71 @@ def _parse_arguments(arguments: Sequence[str], config_dir: Path, default_config:
     return _Command(args, [*users, config_dir], name, launch_dir)
 
 
-def _check(command: _Command, mode: str) -> None:
-    """Raises UserError with every problem of the command line and of the files that it names."""
+def _check(command: _Command, mode: str) -> list[RunConfig]:
+    """The config of each job; raises UserError with every problem of the command line and of the files it names."""
     found = _flag_problems(command)
     if found:
         raise UserError(*found)
-    overrides, found = _normalise(_with_mode(command.args.overrides, mode), sweep=command.args.multirun)
-    overrides, mode_problems = _split_mode(overrides, mode)
+    overrides, found = normalise(with_mode(command.args.overrides, mode), sweep=command.args.multirun)
+    overrides, mode_problems = split_mode(overrides, mode)
     overrides, hydra_problems = _split_hydra_problems(command, overrides)
     found += mode_problems + hydra_problems
-    jobs = []
-    for job in _jobs(overrides):
-        composed = _compose(command.config_dirs, command.config_name, [_forced(override) for override in job])
+    jobs, configs = [], []
+    for job in jobs_of(overrides):
+        composed = _compose(command.config_dirs, command.config_name, [forced(override) for override in job])
         config, problems = _resolve(composed, command.launch_dir)
         if config.loop in ("sync", "async") and config.loop != mode:
             problems.append(Problem("loop", config.loop, f"follows from mode={mode}", "leave it out"))
         jobs.append(problems)
+        configs.append(config)
     if all(jobs):
         found += {str(problem): problem for problems in jobs for problem in problems}.values()
     if found:
         raise UserError(*found)
+    return configs
+
+
+def _resumed(command: _Command, mode: str, configs: Sequence[RunConfig]) -> _Command:
+    """The command, or where a run goes on one that names its checkpoint and its folder.
+
+    Raises:
+        UserError: there is nothing to go on from, or the config is not that of the run.
+    """
+    args = command.args
+    asked = [config for config in configs if config.resume != NEVER]
+    if not asked or any((args.cfg, args.info, args.shell_completion, *(config.plan for config in configs))):
+        return command
+    config = asked[0]
+    if args.multirun:
+        way_out = "resume its jobs one by one, each by resume=FOLDER"
+        raise UserError(Problem("resume", config.resume, "a sweep cannot be resumed", way_out))
+    found = find(config, _run_dirs(command, mode), print)
+    if found is None:
+        return command
+    if problems := differences(read_metadata(found.checkpoint).get("config", {}), config):
+        raise UserError(*problems)
+    print(f"Goes on from {found.checkpoint}", flush=True)
+    folders = [
+        f"++{key}='{folder}'" for key, folder in (("resume", found.checkpoint), ("hydra.run.dir", found.run_dir))
+    ]
+    overrides = [
+        text for text in args.overrides if text.lstrip("+").partition("=")[0] not in ("resume", "hydra.run.dir")
+    ]
+    args = argparse.Namespace(**{**vars(args), "overrides": [*overrides, *folders]})
+    return replace(command, args=args)
+
+
+def _run_dirs(command: _Command, mode: str) -> list[Path]:
+    """Folders of runs that the command line may have made: whatever is interpolated in hydra.run.dir is left open."""
+    overrides, _ = normalise(with_mode(command.args.overrides, mode), sweep=False)
+    overrides = [override for override in overrides if not override.lstrip("+").startswith("mode=")]
+    first, *behind = command.config_dirs
+    with initialize_config_dir(version_base=HYDRA_VERSION_BASE, config_dir=str(first)):
+        own = [*_search_path(behind), *map(forced, overrides)]
+        composed = compose(command.config_name, own, return_hydra_config=True)
+    plain = OmegaConf.to_container(composed, resolve=False)
+    pattern = INTERPOLATION.sub("*", plain["hydra"]["run"]["dir"])  # type: ignore[index, call-overload]
+    return [Path(folder) for folder in glob.glob(str(command.launch_dir / pattern))]
 
 
 def _flag_problems(command: _Command) -> list[Problem]:
@@ -167,94 +213,12 @@ def _flag_problems(command: _Command) -> list[Problem]:
     return found
 
 
-def _with_mode(overrides: Sequence[str], mode: str) -> list[str]:
-    """The overrides with the script's own mode where none is given."""
-    given = any(override.lstrip("+").startswith("mode=") for override in overrides)
-    return [*([] if given else [f"mode={mode}"]), *overrides]
-
-
-def _normalise(overrides: Sequence[str], *, sweep: bool) -> tuple[list[str], list[Problem]]:
-    """The overrides as they are passed on, and the problems of those that cannot be."""
-    parser, passed, found = OverridesParser.create(), [], []
-    for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            key, _, value = text.partition("=")
-            reason = str(error).splitlines()[0]
-            way_out = (
-                "write key=value, quoted for the shell as in 'key=\"a, b\"' where the value has special characters"
-            )
-            found.append(Problem(key, value, f"cannot be read ({reason})", way_out))
-            continue
-        problem = _form_problem(override, sweep)
-        found += [problem] if problem else []
-        passed += [] if problem else _passed_on(override)
-    return passed, found
-
-
-def _form_problem(override: Override, sweep: bool) -> Problem | None:
-    key, value = override.key_or_group, _value_text(override)
-    if override.is_sweep_override() and not sweep:
-        way_out = f"add --multirun to run each of them, or write {key}=[...] for a list, or quote a text"
-        return Problem(key, value, "has several values", way_out)
-    if override.is_sweep_override() and not override.is_discrete_sweep():
-        return Problem(key, value, "no sweep over an interval", "list the values, as in key=1,2,3")
-    if override.type is OverrideType.DEL and not (_is_free_form(key) or _is_hydras(override)):
-        return Problem(f"~{key}", value, "a key cannot be removed", f"write {key}=null where it may stay blank")
-    return None
-
-
-def _value_text(override: Override) -> str:
-    """The value as it was typed."""
-    return str(override.input_line).partition("=")[2]
-
-
-def _is_hydras(override: Override) -> bool:
-    """Whether the override is about Hydra itself or picks a file of a group."""
-    key = override.key_or_group
-    return key.startswith(("hydra.", "hydra/")) or key == "mode" or "/" in key or override.package is not None
-
-
-def _is_free_form(key: str) -> bool:
-    """Whether it lies below a key that takes any keys."""
-    return key.startswith(tuple(f"{parent}." for parent in FREE_FORM))
-
-
-def _passed_on(override: Override) -> list[str]:
-    """Free-form options need no + to be added, and a whole mapping replaces the one that stands in the file."""
-    key, value = override.key_or_group, _value_text(override)
-    if _is_hydras(override) or override.type is OverrideType.DEL:
-        return [str(override.input_line)]
-    elif key in FREE_FORM:
-        return [f"~{key}", f"++{key}={value}"]
-    elif _is_free_form(key):
-        return [f"++{key}={value}"]
-    elif key in SHORTHANDS and not value.startswith("{"):
-        return [f"{SHORTHANDS[key]}={value}"]
-    else:
-        return [f"{key}={value}"]
-
-
-def _split_mode(overrides: Sequence[str], mode: str) -> tuple[list[str], list[Problem]]:
-    found, kept = [], []
-    for text in overrides:
-        key, _, value = text.lstrip("+").partition("=")
-        if key == "mode" and value != mode:
-            found.append(
-                Problem("mode", value, f"this script runs mode={mode} only", f"write mode={mode}, or leave it out")
-            )
-        else:
-            kept.append(text)
-    return kept, found
-
-
 def _split_hydra_problems(command: _Command, overrides: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """Overrides of Hydra's own keys and groups are composed one by one, since Hydra reports the first problem only."""
     parser, kept, found = OverridesParser.create(), [], []
     for text in overrides:
         override = parser.parse_override(text)
-        if not _is_hydras(override) or override.key_or_group == "mode" or override.is_sweep_override():
+        if not is_hydras(override) or override.key_or_group == "mode" or override.is_sweep_override():
             kept.append(text)
             continue
         try:
@@ -265,22 +229,6 @@ def _split_hydra_problems(command: _Command, overrides: Sequence[str]) -> tuple[
         else:
             kept.append(text)
     return kept, found
-
-
-def _jobs(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job of a sweep; one job without a sweep."""
-    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
-    return jobs
-
-
-def _forced(override: str) -> str:
-    """Forced in, so that an unknown key composes and is reported with all the others."""
-    key = override.partition("=")[0]
-    return (
-        override
-        if key.startswith(("+", "~", "hydra.")) or key == "mode" or "/" in key or "@" in key
-        else f"++{override}"
-    )
 
 
 def _compose(config_dirs: Sequence[Path], config_name: str, overrides: Sequence[str]) -> DictConfig:
@@ -353,8 +301,8 @@ def _run_hydra_app(command: _Command, main: Main, mode: str, job_name: str) -> l
 
     version.setbase(HYDRA_VERSION_BASE)
     first, *behind = command.config_dirs
-    given = command.args.overrides if command.args.hydra_help else _with_mode(command.args.overrides, mode)
-    overrides, _ = _normalise(given, sweep=command.args.multirun)
+    given = command.args.overrides if command.args.hydra_help else with_mode(command.args.overrides, mode)
+    overrides, _ = normalise(given, sweep=command.args.multirun)
     args = argparse.Namespace(**vars(command.args))
     args.config_name, args.config_path, args.config_dir = command.config_name, None, None
     args.overrides = [*_search_path(behind), f"hydra.job.name='{job_name}'", *overrides]

@@ -11,13 +11,15 @@ from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import Problem
 
 PLAIN_TEMPLATE = "plain"
+RESUME_WORDS = ("never", "auto")
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
 def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[Problem]]:
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
-    env.data_path, env.expert_data, inference_model.weight_folder and logging.checkpoint_dir are paths. model.name and
+    env.data_path, env.expert_data, inference_model.weight_folder and logging.checkpoint_dir are paths, and so is resume
+    unless it is never or auto. model.name and
     reward_model.name are where they exist below `launch_dir` or are written as one (absolute, ./, ../, ~/, a/b/c or
     *.gguf), model.chat_template where such a file exists or where it ends in .jinja, .jinja2, .j2 or .txt.
     """
@@ -36,6 +38,9 @@ def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[
     chat_template = _chat_template(config.model.chat_template, launch_dir, problems)
     resolved = replace(
         config,
+        resume=config.resume
+        if config.resume in (*RESUME_WORDS, MISSING)
+        else str(_absolute(config.resume, launch_dir)),
         env=replace(config.env, data_path=data_path, expert_data=expert_data),
         model=replace(config.model, name=name, chat_template=chat_template),
         reward_model=replace(config.reward_model, name=reward_model),

@@ -18,7 +18,6 @@ NOT_AVAILABLE = {
     "ray.collector_config": "leave it out; collections are made by the process that trains",
     "ray.train_handler_config": "leave it out; training is done by the process that was started",
     "ray.replay_buffer_config": "leave it out; the buffer is in the process that trains",
-    "resume": "leave it out; start again from a saved model with model.name=FOLDER",
     "train_model.quantization": "leave it out; train_model.lora.enabled=true saves memory",
     "ref_model.quantization": "leave it out; ref_model.torch_dtype=bfloat16 saves memory",
     "inference_model.attn_implementation": "leave it out; the engines choose their own attention",

@@ -185,6 +185,10 @@ class TrainConfig:
     )
     max_wait_s: float = key("mode=async: longest wait for a collection, or of a publish for the engine.", gt=0)
     max_empty_collections: int = key("Collections in a row that may select nothing before the run stops.", ge=1)
+    max_skipped_steps: int = key(
+        "Optimizer steps in a row that may be skipped because loss or gradient is not finite; one more ends the run.",
+        ge=0,
+    )
     loss_function: str = key("Main term.", choices=("sft", "minor_sft"))
     minor_sft_beta: float = key("Temperature of minor_sft.", gt=0)
     loss_normalization: str = key(
@@ -192,7 +196,15 @@ class TrainConfig:
     )
     kl_to_ref_coeff: float = key("Weight of the KL to the reference at the start; 0 is off.", ge=0)
     kl_to_ref_schedule: KLScheduleConfig = field(default_factory=KLScheduleConfig)
-    checkpoint_frequency: int | None = key("Optimizer steps between saved models; blank saves at the end only.", ge=1)
+    checkpoint_frequency: int | None = key(
+        "Optimizer steps between checkpoints; blank saves at the end only, and where a run is cut short.", ge=1
+    )
+    keep_checkpoints: int | None = key("Newest checkpoints that stay; blank keeps all.", ge=1)
+    keep_best: bool = key("Also keeps the checkpoint whose last collection had the highest mean reward.")
+    max_time: float | None = key(
+        "Seconds after the start of the program by which it has saved and ended, with status 124; blank is no limit.",
+        gt=0,
+    )
     logging_frequency: int = key("Optimizer steps between lines on the terminal and in wandb.", ge=1)
 
 
@@ -331,6 +343,14 @@ class RunConfig:
         "CPU threads of each computation; blank is one per core. Another count gives other rounding.", ge=1
     )
     loop: str = key("Set by mode=sync and mode=async.", choices=("sync", "async"))
+    resume: str = key(
+        "never starts a new run. auto goes on with the newest run of the same logging.experiment_name that was cut "
+        "short, or starts a new one. A checkpoint's or a run's folder goes on with that."
+    )
+    resume_mismatch: str = key(
+        "When versions, threads or devices are not those of the checkpoint, so that the run cannot go on bit for bit.",
+        choices=("refuse", "accept"),
+    )
     plan: bool = key("Print the resolved config, the devices and a memory estimate, and stop.")
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -10,7 +10,7 @@ Shapes: B samples in flight, N of them new, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from expert_iteration.engines.sampling import draw, uniforms
 from expert_iteration.engines.shared_attention import active, decode_step, prefill
 from expert_iteration.engines.slot_cache import SlotCache
 from expert_iteration.engines.slots import SlotPlan
+from expert_iteration.errors import ComponentError
 from expert_iteration.log_probs import project
 from expert_iteration.packing import common_length
 from expert_iteration.types import SamplingParams
@@ -103,9 +104,11 @@ class ContinuousBatch:
         self._prompt_hidden = torch.zeros(plan.prompts, hidden_size, dtype=model.dtype, device=model.device)
         self._uniform = torch.zeros(plan.samples, sampling.max_tokens, device=model.device)
 
-    def run(self) -> None:
-        """Fills in `ids` and `log_probs` of all samples."""
+    def run(self, is_closed: Callable[[], bool] = lambda: False) -> None:
+        """Fills in `ids` and `log_probs` of all samples; raises ComponentError once `is_closed` says so."""
         while self._waiting or self._rows:
+            if is_closed():
+                raise ComponentError("the engine was closed in the middle of a generation")
             num_running = len(self._rows)
             self._admit()
             self._sample(self._hidden_states(num_running))

@@ -29,6 +29,7 @@ from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.types import FinishReason, GenerationRequest, SamplingParams, Turn
 
 COPIED_ELEMENTS = 2**18
+CLOSE_LIMIT_S = 10.0
 
 
 class LocalEngine:
@@ -63,6 +64,7 @@ class LocalEngine:
         self._policy_version = 0
         # Weights that change in the middle of a generation would belong to no version.
         self._lock = threading.Lock()
+        self._closed = False
         dtypes = {tensor.dtype for tensor in deduplicated_state(model).values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
             raise ValueError(f"floating-point weights of one type are needed, found {sorted(map(str, dtypes))}")
@@ -128,8 +130,15 @@ class LocalEngine:
         """`weights_checksum` of the weights that it holds now, tied ones once."""
         return weights_checksum(deduplicated_state(self._model).items())
 
+    def held_weights(self) -> dict[str, Tensor]:
+        """The model's own tensors, tied ones once."""
+        return deduplicated_state(self._model)
+
     def close(self) -> None:
-        """Nothing to end: it lives in this process."""
+        """Ends generations in other threads, at their next step, and waits for them."""
+        self._closed = True
+        if self._lock.acquire(timeout=CLOSE_LIMIT_S):
+            self._lock.release()
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_tokens: int) -> None:
         for index, request in enumerate(requests):
@@ -159,7 +168,9 @@ class LocalEngine:
         for run in cut_runs(lengths, counts, sampling.max_tokens, **bounds):
             of_run = [sample for index in order[run] for sample in samples[index]]
             plan = plan_slots(lengths[run][-1], len(lengths[run]), len(of_run), sampling.max_tokens, **bounds)
-            ContinuousBatch(self._model, prompts, of_run, sampling=sampling, plan=plan, prefix=prefix).run()
+            ContinuousBatch(self._model, prompts, of_run, sampling=sampling, plan=plan, prefix=prefix).run(
+                lambda: self._closed
+            )
 
 
 def _replace(held: Tensor, new: Tensor) -> int:

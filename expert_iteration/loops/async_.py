@@ -35,34 +35,29 @@ class AsyncLoop(Loop):
 
     def __init__(self, parts: Components) -> None:
         super().__init__(parts)
-        train = self._config.train
-        self._paid = 0
-        """Samples that may still be drawn."""
-        self._reissued = 0
         self._waited_s = 0.0
         self._producer = Producer(
             parts.collector.sample,
-            total=derived.num_collections(self._config),
+            total=self._num_collections - self._at.collection - self._at.is_stored,
             in_flight=derived.collections_in_flight(self._config),
             queue_size=derived.queue_size(self._config),
             per_publish=derived.collections_per_publish(self._config),
-            max_age=train.max_policy_age,
+            max_age=self._config.train.max_policy_age,
         )
 
     def _collect_and_train(self) -> None:
-        total = derived.num_collections(self._config)
-        try:
-            with self._producer:
-                for index in range(total):
+        with self._producer:
+            for index in range(self._at.collection, self._num_collections):
+                if not self._at.is_stored:
                     collection = self.parts.collector.attach_reference(self._next())
-                    self._store(collection, index)
-                    self._train(collection, index)
-                    after_each = self._config.train.weight_update_frequency is None
-                    if self._unpublished_steps and (after_each or index + 1 == total):
-                        self._publish()
-        finally:
-            if self._unsaved_steps:
-                self._save()
+                    with self._interrupts.held():
+                        self._pay(collection)
+                        self._store(collection, index)
+                if self._draws:
+                    self._train_draws(index)
+                else:
+                    self._train_epochs(index)
+                self._next_collection(index)
 
     def _next(self) -> Collection:
         """The next collection that is young enough; one that is not is made again, once, where the config says so."""
@@ -75,27 +70,25 @@ class AsyncLoop(Loop):
             if not (too_old and train.stale_samples == "reissue" and self.parts.collector.take_back(collection)):
                 self._waited_s = perf_counter() - start
                 return collection
-            self._reissued += collection.dialog_turns
+            self._at.reissued += collection.dialog_turns
             self._producer.make_again()
 
-    def _train(self, collection: Collection, index: int) -> None:
-        if self._config.train.weight_update_frequency is None:
-            self._train_epochs(index, has_new_samples=bool(collection.samples))
-        else:
-            self._train_draws(len(collection.samples), index)
+    def _pay(self, collection: Collection) -> None:
+        """Counts the steps that the new samples and what was left over pay for."""
+        at, size = self._at, derived.optimizer_batch_size(self._config)
+        unspent = at.unspent_samples + self._config.train.epochs * len(collection.samples)
+        at.steps_due, at.unspent_samples = divmod(unspent, size)
 
-    def _train_draws(self, num_new: int, index: int) -> None:
-        """The steps that the new samples and what was left over pay for."""
-        train, buffer = self._config.train, self.parts.buffer
-        total, size = derived.num_collections(self._config), derived.optimizer_batch_size(self._config)
-        self._paid += train.epochs * num_new
-        steps, self._paid = divmod(self._paid, size)
-        for number in range(steps):
+    def _train_draws(self, index: int) -> None:
+        """What is left of the steps that are due."""
+        at, buffer, size = self._at, self.parts.buffer, derived.optimizer_batch_size(self._config)
+        while at.steps < at.steps_due:
             self._drop_old()
             if len(buffer) == 0:
                 return
-            progress, progress_after = ((index + share / steps) / total for share in (number, number + 1))
-            self._step(buffer.draw(size, train.optim_batch_size), progress, progress_after, index)
+            done = at.steps / at.steps_due, (at.steps + 1) / at.steps_due
+            progress, progress_after = ((index + share) / self._num_collections for share in done)
+            self._step(buffer.draw(size, self._config.train.optim_batch_size), progress, progress_after, index)
 
     def _publish(self) -> dict[str, float]:
         with self.parts.engine_gate.exclusive(self._config.train.max_wait_s):
@@ -108,5 +101,5 @@ class AsyncLoop(Loop):
         return {
             "async/queue_length": self._producer.waiting,
             "async/wait_seconds": self._waited_s,
-            "async/reissued_turns": self._reissued,
+            "async/reissued_turns": self._at.reissued,
         }

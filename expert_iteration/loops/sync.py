@@ -12,12 +12,10 @@ publish, so it comes whole from the weights before it: at most one publish stale
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 
-from expert_iteration.collector import Collection
 from expert_iteration.components import Components
-from expert_iteration.config import derived
 from expert_iteration.loops.base import Loop, RunResult, run_loop
 
 
@@ -33,23 +31,27 @@ class SyncLoop(Loop):
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
                 self._collections(None if self._config.train.sync_iter else pool)
-            finally:
-                # A run that stops early has trained for nothing unless its weights are kept. They are saved before the
-                # pool waits for a collection that is still being sampled.
-                if self._unsaved_steps:
-                    self._save()
+            except BaseException:
+                # The pool waits for a collection that is still being sampled: it must neither keep what was trained
+                # from being saved, nor go on for long.
+                self._save_what_is_new()
+                self.parts.engine.close()
+                raise
 
     def _collections(self, pool: ThreadPoolExecutor | None) -> None:
-        """All collections, each with its training; with a pool the next one is sampled beside it."""
-        collector, total = self.parts.collector, derived.num_collections(self._config)
-        ahead: Future[Collection] | None = None
-        for index in range(total):
-            collection = collector.collect() if ahead is None else collector.attach_reference(ahead.result())
-            self._store(collection, index)
-            ahead = pool.submit(collector.sample) if pool is not None and index + 1 < total else None
-            self._train_epochs(index, has_new_samples=bool(collection.samples))
-            if ahead is not None:
-                wait_for([ahead])
-            after_each = self._config.train.weight_update_frequency is None
-            if self._unpublished_steps and (after_each or index + 1 == total):
-                self._publish()
+        """All collections that are left, each with its training; with a pool the next one is sampled beside it."""
+        collector = self.parts.collector
+        for index in range(self._at.collection, self._num_collections):
+            if not self._at.is_stored:
+                self._store(collector.collect(), index)
+            is_last = index + 1 == self._num_collections
+            ahead = None if pool is None or is_last else pool.submit(collector.sample)
+            self._train_epochs(index)
+            if ahead is None:
+                self._next_collection(index)
+                continue
+            wait_for([ahead])
+            # What was sampled belongs to the weights before the publish: no way back between the two.
+            with self._interrupts.held():
+                self._next_collection(index)
+                self._store(collector.attach_reference(ahead.result()), index + 1)

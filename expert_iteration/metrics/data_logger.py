@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import perf_counter
 
 from expert_iteration.metrics.logger import MetricsLogger
@@ -46,7 +46,7 @@ class RemoteDataLogger:
 
     def __init__(self, logger: MetricsLogger) -> None:
         self._logger = logger
-        self._queue: SimpleQueue[CollectedData | None] = SimpleQueue()
+        self._queue: SimpleQueue[CollectedData | Event | None] = SimpleQueue()
         self._count = 0
         self._last: float | None = None
         self._failed = False
@@ -60,6 +60,16 @@ class RemoteDataLogger:
         self._last = now
         self._queue.put(CollectedData(groups, self._count, optimizer_step, since))
         self._count += 1
+
+    def count_from(self, index: int) -> None:
+        """What comes next has this index: in a run that is resumed."""
+        self._count = index
+
+    def flush(self, time_limit_s: float = 10.0) -> bool:
+        """Waits until what was handed over so far is logged, and tells whether it was in time."""
+        reached = Event()
+        self._queue.put(reached)
+        return reached.wait(time_limit_s)
 
     def log_data(self, data: CollectedData) -> dict[str, float]:
         """Metrics of one call of the collector, all named `collector/...`: rewards and response lengths in tokens with
@@ -92,6 +102,9 @@ class RemoteDataLogger:
 
     def _work(self) -> None:
         while (data := self._queue.get()) is not None:
+            if isinstance(data, Event):
+                data.set()
+                continue
             try:
                 metrics = self.log_data(data)
                 self._logger.log("collector", metrics, optimizer_step=data.optimizer_step, collection=data.index)

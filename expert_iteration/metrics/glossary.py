@@ -131,6 +131,9 @@ GLOSSARY: dict[str, Metric] = {
     "loss/kl_to_ref_coeff": Metric("1", "Coefficient of the KL term at this step."),
     "optim/grad_norm": Metric("1", "Global L2 norm of the gradient before clipping."),
     "optim/clipped_share": Metric("share", "Share of the steps so far whose gradient was clipped."),
+    "optim/skipped_steps": Metric(
+        "steps", "Steps so far that moved no weights, because loss or gradient was NaN or infinite."
+    ),
     "optim/learning_rate": Metric("1", "Learning rate of this step."),
     "policy/version": Metric("publishes", "Publishes so far; the weights that a run starts from are version 0."),
     "policy/age_mean": Metric("publishes", "Mean age of the step's samples: publishes since they were sampled."),

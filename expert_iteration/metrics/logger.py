@@ -21,14 +21,24 @@ class MetricsLogger:
         with logger.stage("generate"):
             ...
         logger.log("collection", {"reward/mean": 0.4, **logger.take_stage_seconds()}, optimizer_step=0, collection=0)
+
+    `elapsed` are the seconds that a resumed run had run before.
     """
 
-    def __init__(self, path: Path, *, terminal: Terminal, wandb_run: WandbRun | None, logging_frequency: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        terminal: Terminal,
+        wandb_run: WandbRun | None,
+        logging_frequency: int,
+        elapsed: float = 0.0,
+    ) -> None:
         self.terminal = terminal
         self._file = JsonlFile(path)
         self._wandb_run = wandb_run
         self._logging_frequency = logging_frequency
-        self._start = perf_counter()
+        self._start = perf_counter() - elapsed
         self._running_stages: list[str] = []
         self._stage_seconds: dict[str, float] = {}
         self._lock = Lock()
@@ -36,6 +46,16 @@ class MetricsLogger:
         self._writing = Lock()
         """Held while a record is written: the collector's come from a thread of their own."""
         self._closed = False
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run, those before it was resumed included."""
+        return perf_counter() - self._start
+
+    @property
+    def wandb_run_id(self) -> str | None:
+        """By which wandb knows the run; None where it is off."""
+        return None if self._wandb_run is None else self._wandb_run.run_id
 
     def log(self, kind: Kind, values: Mapping[str, float], *, optimizer_step: int, collection: int) -> None:
         """Writes one record; a name that the glossary does not hold raises ValueError.
@@ -49,7 +69,7 @@ class MetricsLogger:
             {
                 "progress/optimizer_step": optimizer_step,
                 "progress/collection": collection,
-                "time/elapsed": perf_counter() - self._start,
+                "time/elapsed": self.elapsed,
                 **values,
             },
         )

@@ -64,13 +64,16 @@ class WandbRun:
         directory: Path,
         config: Mapping[str, Any],
         warn: Callable[[str], None],
+        run_id: str | None = None,
     ) -> None:
         """`mode` is offline or online; `directory` gets wandb's own folder; `config` is shown with the run; `warn` gets
-        the one warning."""
+        the one warning; `run_id` is that of a run to go on with."""
         if mode not in ("offline", "online"):
             raise ValueError(f"mode={mode!r}: one of offline, online")
         self._warn = warn
         self._run: Any = None
+        self.run_id = run_id
+        """By which wandb knows the run."""
         with self._off_at_failure():
             import wandb
 
@@ -84,7 +87,10 @@ class WandbRun:
                 dir=str(directory),
                 config=dict(config),
                 settings=settings,
+                id=run_id,
+                resume=None if run_id is None else "allow",
             )
+            self.run_id = run.id
             run.define_metric("progress/optimizer_step")
             run.define_metric("*", step_metric="progress/optimizer_step")
             self._run = run

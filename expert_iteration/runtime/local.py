@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from filelock import FileLock
+from rich.text import Text
 
 from expert_iteration import checkpoint
 from expert_iteration.chat import ChatEncoder
 from expert_iteration.collector import Collector, PromptStream
-from expert_iteration.components import METRICS_FILE, Components
+from expert_iteration.components import Components
 from expert_iteration.config import derived
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.engine_gate import EngineGate
+from expert_iteration.engines.checksum import weights_checksum
 from expert_iteration.errors import Problem, UserError
 from expert_iteration.expert_data import ExpertData, load_expert_data
 from expert_iteration.log_probs import can_pack, check_projection
@@ -33,9 +37,12 @@ from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer, Shuffle
 from expert_iteration.reward_model import check_reward_model, with_reward_model
+from expert_iteration.run_folder import CHECKPOINTS, METRICS_FILE, claim, remove_leftovers
 from expert_iteration.runtime.allocator import keep_freed_memory
 from expert_iteration.runtime.engines import build_engine, canary_tolerance, check_backend
 from expert_iteration.runtime.plan import device_plan
+from expert_iteration.runtime.resumed import ResumedRun, RunIdentity, open_checkpoint
+from expert_iteration.saver import RunSaver
 from expert_iteration.seeding import derive_seed
 from expert_iteration.selection import TopKRewardSelector
 from expert_iteration.tasks import make_verifier, task_of
@@ -53,14 +60,31 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     keep_freed_memory()
     torch.set_num_threads(config.num_threads or available_cores())
     torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
-    claim(run_dir)
-    checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / "checkpoints")
-    check_checkpoint_dir(checkpoint_dir)
+    resumed = open_checkpoint(config)
+    lock = claim(run_dir, resumed=resumed is not None)
+    try:
+        parts = _build(config, run_dir, resumed, lock)
+    except BaseException:
+        lock.release()
+        raise
+    if resumed is not None:
+        parts.logger.terminal.print(f"Resumed after step {parts.trainer.optimizer_steps}.")
+    return parts
+
+
+def _build(config: RunConfig, run_dir: Path, resumed: ResumedRun | None, lock: FileLock) -> Components:
+    checkpoint_dir = Path(config.logging.checkpoint_dir or run_dir / CHECKPOINTS)
+    check_checkpoint_dir(checkpoint_dir, resumed)
     check_model(config.model.name, trust_remote_code=config.model.trust_remote_code)
     check_compiler(config.model)
     check_backend(config)
     check_reward_model(config)
     task = build_task(config)
+    identity = RunIdentity.of(config, run_dir, task)
+    if resumed is not None:
+        resumed.check(identity, config.resume_mismatch)
+        remove_leftovers(checkpoint_dir)
+        resumed.trim_logs(run_dir)
     encoder = load_chat_encoder(config.model)
     check_vocabulary(config.model, encoder.tokenizer)
     expert_data = _load_expert_data(config, task, encoder)
@@ -74,6 +98,9 @@ def build(config: RunConfig, run_dir: Path) -> Components:
             encoder=encoder,
             verifier=verifier,
             expert_data=expert_data,
+            identity=identity,
+            resumed=resumed,
+            lock=lock,
         )
     except BaseException:
         verifier.close()
@@ -92,6 +119,9 @@ def _load_parts(
     encoder: ChatEncoder,
     verifier: Verifier,
     expert_data: ExpertData | None,
+    identity: RunIdentity,
+    resumed: ResumedRun | None,
+    lock: FileLock,
 ) -> Components:
     """What loads weights, and what works with it. Whatever has been started ends when a later part fails."""
     devices = device_plan(config, torch.cuda.device_count())
@@ -101,9 +131,14 @@ def _load_parts(
     check_projection(policy.model, packed=packed)
     reference = _build_reference(config, policy, devices.reference[0])
     trainer = _build_trainer(config, policy, packed=packed)
+    base_checksum = weights_checksum(policy.merged_state())
+    if resumed is not None:
+        resumed.check_base(base_checksum)
+        resumed.load_weights(policy)
+        trainer.load_state_dict(resumed.state["trainer"])
     sampling = _sampling(config, encoder)
     with ExitStack() as started:
-        logger = _build_logger(config, run_dir)
+        logger = _build_logger(config, run_dir, resumed)
         started.callback(logger.close)
         data_logger = _build_data_logger(config, logger)
         started.callback(data_logger.close)
@@ -115,7 +150,9 @@ def _load_parts(
             max_prompt_tokens=engine.max_model_len - sampling.max_tokens,
             seed=config.seed,
         )
-        weight_sync = VerifiedWeightSync(trainer, engine, _build_canary(config, trainer, engine, task, encoder))
+        canary = _build_canary(config, trainer, engine, task, encoder)
+        published = None if resumed is None else resumed.engine_weights()
+        weight_sync = VerifiedWeightSync(trainer, engine, canary, published)
         gate = EngineGate()
         parts = Components(
             config=config,
@@ -151,7 +188,14 @@ def _load_parts(
             data_logger=data_logger,
             eval_prompts=task.prompts("test")[: config.eval.num_prompts],
             eval_sampling=SamplingParams(0.0, sampling.max_tokens, sampling.stop_token_ids),
-            save_model=partial(_save_model, trainer, encoder, checkpoint_dir, config),
+            saver=RunSaver(
+                _build_writer(config, checkpoint_dir, logger.terminal),
+                policy,
+                encoder.tokenizer,
+                {**identity.metadata, "base_checksum": base_checksum},
+            ),
+            lock=lock,
+            resumed=None if resumed is None else resumed.state,
             peak_memory_gib=partial(peak_memory_gib, devices.train[0]),
         )
         started.pop_all()
@@ -175,21 +219,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def claim(run_dir: Path) -> None:
-    """Starts the run's log; raises UserError when another run has done so: two starts in one second share a folder."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        (run_dir / METRICS_FILE).open("x").close()
-    except FileExistsError as error:
-        raise UserError(
-            Problem("hydra.run.dir", run_dir, "another run has written to this folder", "start again, or name another")
-        ) from error
-
-
-def check_checkpoint_dir(directory: Path) -> None:
+def check_checkpoint_dir(directory: Path, resumed: ResumedRun | None = None) -> None:
     """Raises UserError when the folder cannot be written to, or holds the models of another run."""
     checkpoint.check_writable(directory)
-    if checkpoint.latest(directory) is not None:
+    is_own = resumed is not None and resumed.checkpoint.parent.resolve() == directory.resolve()
+    if not is_own and checkpoint.latest(directory) is not None:
         constraint = "the folder holds the models of another run, which this one would replace"
         raise UserError(
             Problem("logging.checkpoint_dir", directory, constraint, "name another folder, or leave the key blank")
@@ -290,13 +324,15 @@ def _sampling(config: RunConfig, encoder: ChatEncoder) -> SamplingParams:
     )
 
 
-def _build_logger(config: RunConfig, run_dir: Path) -> MetricsLogger:
+def _build_logger(config: RunConfig, run_dir: Path, resumed: ResumedRun | None) -> MetricsLogger:
     terminal = make_terminal(config.logging.progress)
+    log: Mapping[str, Any] = {} if resumed is None else resumed.state["log"]
     return MetricsLogger(
         run_dir / METRICS_FILE,
         terminal=terminal,
-        wandb_run=_build_wandb(config, run_dir, terminal),
+        wandb_run=_build_wandb(config, run_dir, terminal, log.get("wandb_run_id")),
         logging_frequency=config.train.logging_frequency,
+        elapsed=log.get("elapsed", 0.0),
     )
 
 
@@ -312,7 +348,7 @@ def _build_data_logger(config: RunConfig, logger: MetricsLogger) -> RemoteDataLo
     return made(logger)
 
 
-def _build_wandb(config: RunConfig, run_dir: Path, terminal: Terminal) -> WandbRun | None:
+def _build_wandb(config: RunConfig, run_dir: Path, terminal: Terminal, run_id: str | None) -> WandbRun | None:
     if config.logging.wandb == "disabled":
         return None
     return WandbRun(
@@ -322,14 +358,14 @@ def _build_wandb(config: RunConfig, run_dir: Path, terminal: Terminal) -> WandbR
         directory=run_dir,
         config=asdict(config),
         warn=terminal.print,
+        run_id=run_id,
     )
 
 
-def _save_model(trainer: Trainer, encoder: ChatEncoder, directory: Path, config: RunConfig) -> Path:
-    metadata = {
-        "experiment_name": derived.experiment_name(config),
-        "base_model": config.model.name,
-        "policy_version": trainer.policy_version,
-        "config": asdict(config),
-    }
-    return checkpoint.save_model(trainer.policy, encoder.tokenizer, directory, trainer.optimizer_steps, metadata)
+def _build_writer(config: RunConfig, directory: Path, terminal: Terminal) -> checkpoint.CheckpointWriter:
+    return checkpoint.CheckpointWriter(
+        directory,
+        keep_last=config.train.keep_checkpoints,
+        keep_best=config.train.keep_best,
+        tell=lambda text: terminal.print(Text(text)),
+    )

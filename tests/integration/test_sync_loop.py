@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from expert_iteration import checkpoint
-from expert_iteration.errors import UserError, WeightSyncError
+from expert_iteration.errors import ComponentError, UserError, WeightSyncError
 from expert_iteration.loops import sync
 from expert_iteration.runtime import local
 
@@ -251,6 +251,29 @@ def test_collections_that_select_nothing_stop_the_run_with_advice(make_config, t
     assert [line["kind"] for line in lines] == ["eval", "collection", "collection"]
     assert [line.get("selection/empty_collections") for line in lines[1:]] == [1, 2]
     assert all(torch.equal(tensor, before[name]) for name, tensor in parts.trainer.policy.merged_state())
+
+
+def test_steps_that_stay_broken_stop_the_run_and_leave_their_batch(make_config, tmp_path, monkeypatch):
+    config = make_config("train.max_skipped_steps=1", "train.kl_to_ref_coeff=1")
+    parts = local.build(config, tmp_path)
+    before = {name: tensor.clone() for name, tensor in parts.trainer.policy.merged_state()}
+    attach = parts.collector.attach_reference
+
+    def attach_infinities(collection):
+        attached = attach(collection)
+        for sample in attached.samples:
+            sample.ref_log_probs[-1] = math.inf
+        return attached
+
+    monkeypatch.setattr(parts.collector, "attach_reference", attach_infinities)
+    with pytest.raises(ComponentError, match=r"2 optimizer steps in a row .*train\.max_skipped_steps=1 is the most"):
+        sync.run(parts)
+    batches = torch.load(tmp_path / "broken_step.pt", weights_only=True)
+    assert all(batch["ref_log_probs"].isinf().any() for batch in batches)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in parts.trainer.policy.merged_state())
+    steps = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "step"]
+    assert [line["optim/skipped_steps"] for line in steps] == [1, 2]
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_an_empty_collection_between_others_takes_no_step(run, monkeypatch):

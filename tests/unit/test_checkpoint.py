@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from expert_iteration.atomic import atomic_directory
-from expert_iteration.checkpoint import COMPLETE, check_writable, latest, save_model
-from expert_iteration.errors import UserError
+from expert_iteration.checkpoint import CheckpointWriter, Snapshot, check_writable, latest, load_policy, load_state
+from expert_iteration.checkpoint_files import COMPLETE, complete, damage, prune
+from expert_iteration.errors import ComponentError, UserError
 from expert_iteration.model import Policy
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -41,9 +42,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def save(model: torch.nn.Module, folder: Path, step: int, **metadata: float) -> Path:
+    policy = Policy("tiny", model, torch.float32)
+    state = {"counters": {"a": 1}, "moments": [torch.tensor([0.1, 0.2])]}
+    return Snapshot(policy, make_tokenizer(), step=step, metadata=metadata, state=state).write(folder)
+
+
 def test_a_saved_model_loads_with_transformers_and_gives_the_same_logits(tmp_path: Path) -> None:
     policy = Policy("tiny", make_model(), torch.float32)
-    folder = save_model(policy, make_tokenizer(), tmp_path / "checkpoints", 7, {"run": "test"})
+    folder = Snapshot(policy, make_tokenizer(), step=7, metadata={"run": "test"}).write(tmp_path / "checkpoints")
     assert folder == tmp_path / "checkpoints" / "checkpoint_0007"
     loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert loaded.dtype == torch.float32
@@ -69,7 +76,7 @@ def test_a_saved_adapter_loads_with_peft_and_gives_the_same_logits(tmp_path: Pat
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.fill_(0.1)
-    folder = save_model(Policy("tiny", model, torch.float32), make_tokenizer(), tmp_path, 12345, {})
+    folder = save(model, tmp_path, 12345)
     assert folder.name == "checkpoint_12345"
     assert set(load_file(folder / "adapter_model.safetensors")) == {
         name.replace(".default", "") for name, _ in model.named_parameters() if "lora_" in name
@@ -82,7 +89,7 @@ def test_a_saved_adapter_loads_with_peft_and_gives_the_same_logits(tmp_path: Pat
 
 
 def test_the_completion_marker_lists_every_file_with_its_checksum(tmp_path: Path) -> None:
-    folder = save_model(Policy("tiny", make_model(), torch.float32), make_tokenizer(), tmp_path, 1, {})
+    folder = save(make_model(), tmp_path, 1)
     sums = dict(reversed(line.split("  ")) for line in (folder / COMPLETE).read_text().splitlines())
     assert set(sums) == {file.name for file in folder.iterdir()} - {COMPLETE}
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(sums)
@@ -92,7 +99,7 @@ def test_the_completion_marker_lists_every_file_with_its_checksum(tmp_path: Path
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     for seed in (0, 1):
-        save_model(Policy("tiny", make_model(seed), torch.float32), make_tokenizer(), tmp_path, 3, {})
+        save(make_model(seed), tmp_path, 3)
     embedding = load_file(tmp_path / "checkpoint_0003" / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(embedding, make_model(1).model.embed_tokens.weight)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_0003"]
@@ -146,3 +153,87 @@ def test_a_folder_that_cannot_be_written_is_reported_before_the_run(tmp_path: Pa
     (problem,) = caught.value.problems
     assert problem.key == "logging.checkpoint_dir"
     assert str(tmp_path / "file" / "checkpoints") in str(problem)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_policy_gets_its_weights_back_bit_for_bit(tmp_path: Path, lora: bool) -> None:
+    def policy_of(seed: int) -> Policy:
+        model = make_model()  # the base is the same
+        torch.manual_seed(seed)
+        if lora:
+            options = {"init_lora_weights": False}
+            model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", **options))
+        else:
+            torch.nn.init.normal_(model.model.embed_tokens.weight)
+        return Policy("tiny", model, torch.float32)
+
+    trained, fresh = policy_of(1), policy_of(2)
+    folder = Snapshot(trained, make_tokenizer(), step=1, metadata={}).write(tmp_path)
+    pairs = list(zip(trained.model.state_dict().items(), fresh.model.state_dict().values(), strict=True))
+    assert not all(torch.equal(old, new) for (_, old), new in pairs)
+    load_policy(fresh, folder)
+    for name, tensor in trained.model.state_dict().items():
+        assert torch.equal(tensor, fresh.model.state_dict()[name]), name
+
+
+def test_a_snapshot_does_not_follow_the_training(tmp_path: Path) -> None:
+    model = make_model()
+    moments = torch.tensor([1.0])
+    policy = Policy("tiny", model, torch.float32)
+    snapshot = Snapshot(policy, make_tokenizer(), step=1, metadata={}, state={"moments": moments})
+    before = model.model.norm.weight.detach().clone()
+    with torch.no_grad():
+        model.model.norm.weight += 1
+        moments += 1
+    folder = snapshot.write(tmp_path)
+    assert torch.equal(load_file(folder / "model.safetensors")["model.norm.weight"], before)
+    assert load_state(folder)["moments"].tolist() == [1.0]
+
+
+def test_damage_is_found_by_name(tmp_path: Path) -> None:
+    folder = save(make_model(), tmp_path, 1)
+    assert damage(folder) is None
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    weights.write_bytes(content)
+    assert damage(folder) == "model.safetensors is not what was written"
+    (folder / "state.pt").write_bytes((folder / "state.pt").read_bytes()[:-1])
+    weights.unlink()
+    assert damage(folder) == "model.safetensors is missing"
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.2)):
+        save(make_model(), tmp_path, step, score=score)
+    prune(tmp_path, None, keep_best=False)
+    assert len(complete(tmp_path)) == 4
+    prune(tmp_path, 1, keep_best=True)
+    assert [folder.name for folder in complete(tmp_path)] == ["checkpoint_0004", "checkpoint_0002"]
+    prune(tmp_path, 1, keep_best=False)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint_0004"]
+
+
+def test_a_save_that_fails_is_told_and_the_one_before_stays(tmp_path: Path) -> None:
+    """The folder is gone: a file is in its place, then it is back."""
+    told: list[str] = []
+    policy = Policy("tiny", make_model(), torch.float32)
+
+    def snapshot(step: int) -> Snapshot:
+        return Snapshot(policy, make_tokenizer(), step=step, metadata={})
+
+    folder = tmp_path / "checkpoints"
+    writer = CheckpointWriter(folder, keep_last=None, keep_best=False, tell=told.append)
+    writer.submit(snapshot(1))
+    writer.wait()
+    folder.rename(tmp_path / "away")
+    folder.touch()
+    writer.submit(snapshot(2))
+    with pytest.raises(ComponentError, match="could not be saved"):
+        writer.wait()
+    assert told[1].startswith("The checkpoint of step 2 could not be saved")
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    writer.submit(snapshot(3))
+    writer.wait()
+    assert [checkpoint.name for checkpoint in complete(folder)] == ["checkpoint_0003", "checkpoint_0001"]
