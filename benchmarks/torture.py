@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a file, it finds its own folder only
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> int:
         result = {
             "undisturbed_seconds": seconds,
             "steps": undisturbed.num_steps(),
+            "seconds_in_saves": seconds_in_saves(undisturbed.folder),
             "kills": dict(kills),
             "checkpoints_checked": checked,
             "bytes_of_weights_that_differ": differing_bytes(undisturbed.folder, tortured.folder),
@@ -169,6 +171,12 @@ def wait_until(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) ->
     return False
 
 
+def seconds_in_saves(folder: Path) -> list[float]:
+    """That the run waited for each save: the copy, and the save before where it was not done yet."""
+    records = read_records(folder / "metrics.jsonl")
+    return [record.values["time/checkpoint"] for record in records if "time/checkpoint" in record.values]
+
+
 def differing_bytes(one: Path, other: Path) -> int:
     """Of the last saved weights."""
     first, second = (
@@ -207,6 +215,8 @@ def table(result: dict[str, Any]) -> str:
         ["bytes of weights that differ", str(result["bytes_of_weights_that_differ"])],
         ["logs that differ", ", ".join(result["differences"]) or "none"],
     ]
+    saves = result["seconds_in_saves"]
+    rows.append(["seconds that a save held the undisturbed run up", f"{median(saves):.2f}" if saves else ""])
     title = f"{result['steps']} steps, {result['undisturbed_seconds']:.0f} s undisturbed; killed while"
     return harness.table(title, ["", ""], rows)
 

@@ -120,7 +120,7 @@ class CheckpointWriter:
         self._keep_best = keep_best
         self._tell = tell
         self._thread: Thread | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         """Of the last save."""
         self.longest_s = 0.0
         """Seconds of the save that took longest."""
@@ -155,7 +155,7 @@ class CheckpointWriter:
             self.longest_s = max(self.longest_s, perf_counter() - start)
             self._tell(f"Saved: {folder}")
             prune(self.directory, self._keep_last, self._keep_best)
-        except OSError as error:
+        except Exception as error:  # a full disk is an error of its own kind to each library that writes
             self._failure = error
             good = latest(self.directory)
             self._tell(

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -214,26 +217,47 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint_0004"]
 
 
-def test_a_save_that_fails_is_told_and_the_one_before_stays(tmp_path: Path) -> None:
-    """The folder is gone: a file is in its place, then it is back."""
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 40 kB, which the weights do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def no_folder(folder: Path) -> Iterator[None]:
+    """A file is in its place."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.touch()
+    yield
+    folder.unlink()
+    away.rename(folder)
+
+
+@pytest.mark.parametrize("fault", ["full disk", "no folder"])
+def test_a_save_that_fails_is_told_and_the_one_before_stays(tmp_path: Path, fault: str) -> None:
     told: list[str] = []
     policy = Policy("tiny", make_model(), torch.float32)
-
-    def snapshot(step: int) -> Snapshot:
-        return Snapshot(policy, make_tokenizer(), step=step, metadata={})
-
     folder = tmp_path / "checkpoints"
     writer = CheckpointWriter(folder, keep_last=None, keep_best=False, tell=told.append)
-    writer.submit(snapshot(1))
-    writer.wait()
-    folder.rename(tmp_path / "away")
-    folder.touch()
-    writer.submit(snapshot(2))
-    with pytest.raises(ComponentError, match="could not be saved"):
+
+    def save_step(step: int) -> None:
+        writer.submit(Snapshot(policy, make_tokenizer(), step=step, metadata={}))
         writer.wait()
-    assert told[1].startswith("The checkpoint of step 2 could not be saved")
-    folder.unlink()
-    (tmp_path / "away").rename(folder)
-    writer.submit(snapshot(3))
-    writer.wait()
+
+    save_step(1)
+    with full_disk() if fault == "full disk" else no_folder(folder):
+        with pytest.raises(ComponentError, match="the last checkpoint could not be saved"):
+            save_step(2)
+        assert told[1].startswith("The checkpoint of step 2 could not be saved")
+        if fault == "full disk":
+            assert told[1].endswith(f"The last good one is {folder / 'checkpoint_0001'}.")
+            assert [path.name for path in folder.iterdir()] == ["checkpoint_0001"]  # nothing half-written
+    assert damage(folder / "checkpoint_0001") is None
+    save_step(3)
     assert [checkpoint.name for checkpoint in complete(folder)] == ["checkpoint_0003", "checkpoint_0001"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -9,10 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from expert_iteration.checkpoint_files import sha256
+from expert_iteration.config.derived import experiment_name
 from expert_iteration.config.loader import Main, load, run
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import ComponentError, Problem, UserError
@@ -356,3 +360,58 @@ def test_a_wrong_command_line_loads_neither_torch_nor_transformers(tmp_path: Pat
 
 def test_main_is_called_with_a_config_and_a_path() -> None:
     assert Main.__args__ == (RunConfig, Path, int)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("where", [(), ("hydra.run.dir=my/${seed}/run",)])
+def test_resume_auto_goes_on_in_the_folder_of_the_run_that_was_cut_short(
+    run_demo: Runner, runs: Runs, capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
+) -> None:
+    def save_and_fail(config: RunConfig) -> int:
+        folder = runs[-1][1] / "checkpoints" / "checkpoint_0003"
+        folder.mkdir(parents=True)
+        (runs[-1][1] / "metrics.jsonl").touch()
+        metadata = {"experiment_name": experiment_name(config), "config": asdict(config)}
+        (folder / "metadata.json").write_text(json.dumps(metadata))
+        (folder / "COMPLETE").write_text(f"{sha256(folder / 'metadata.json')}  metadata.json\n")
+        return 3
+
+    assert run_demo("resume=auto", *where, act=save_and_fail) == 3
+    run_dir = runs[0][1]
+    assert run_demo("resume=auto", *where) == 0
+    assert runs[1][1] == run_dir
+    assert runs[1][0].resume == str(run_dir / "checkpoints" / "checkpoint_0003")
+    assert f"Goes on from {run_dir / 'checkpoints' / 'checkpoint_0003'}" in capsys.readouterr().out
+    assert run_demo(f"resume={run_dir}", "hydra.run.dir=elsewhere", "logging.progress=plain") == 0
+    assert runs[2][1] == run_dir
+
+    assert run_demo("resume=auto", *where, "train.topk_size=2", "env.repeats=32") == 2
+    assert lines(capsys)[1:] == [
+        "env.repeats=32: the run that is resumed has 16, and prompts and rewards so far belong to it; write that "
+        "again, or start a new run by resume=never.",
+        "train.topk_size=2: the run that is resumed has 3, and it decides what the steps so far have done; write that "
+        "again, or start a new run by resume=never.",
+    ]
+    assert run_demo("resume=auto", *where, "logging.experiment_name=another") == 0
+    assert runs[3][0].resume == "auto"  # nothing to go on with
+    (run_dir / "FINISHED").touch()
+    assert run_demo("resume=auto", *where) == 0
+    assert runs[4][0].resume == "auto"
+    assert len(runs) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "report"),
+    [
+        (
+            ("resume=auto", "--multirun", "seed=1,2"),
+            "resume=auto: a sweep cannot be resumed; resume its jobs one by one",
+        ),
+        (("resume=./nowhere",), "nowhere: holds no complete checkpoint; give a folder checkpoint_NNNN"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told(
+    run_demo: Runner, runs: Runs, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], report: str
+) -> None:
+    assert run_demo(*arguments) == 2
+    assert report in lines(capsys)[1]
+    assert runs == []

@@ -128,7 +128,7 @@ def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     wandb.teardown()
 
 
-def open_wandb(directory: Path, warnings: list[str]) -> WandbRun:
+def open_wandb(directory: Path, warnings: list[str], run_id: str | None = None) -> WandbRun:
     return WandbRun(
         mode="offline",
         project="tests",
@@ -136,6 +136,7 @@ def open_wandb(directory: Path, warnings: list[str]) -> WandbRun:
         directory=directory,
         config={"seed": 0},
         warn=warnings.append,
+        run_id=run_id,
     )
 
 
@@ -165,6 +166,22 @@ def test_EI_39_wandb_offline_writes_its_run_and_then_fails_without_stopping_the_
     assert len(lines_of(tmp_path / "metrics.jsonl")) == 8
     (file,) = offline_wandb.glob("wandb/offline-run-*/run-*.wandb")
     assert file.stat().st_size > 0
+
+
+def test_EI_39_a_resumed_run_goes_on_under_its_id(tmp_path: Path, offline_wandb: Path) -> None:
+    """Offline each start writes files of its own; wandb joins those of one id when they are synced."""
+    warnings: list[str] = []
+    first = open_wandb(offline_wandb, warnings)
+    assert first.run_id is not None
+    first.close()
+    second = open_wandb(offline_wandb, warnings, run_id=first.run_id)
+    assert second.active and second.run_id == first.run_id
+    logger, _ = make_logger(tmp_path / "metrics.jsonl", frequency=1, wandb_run=second)
+    with logger:
+        logger.log("step", {"loss/total": 1.0}, optimizer_step=3, collection=0)
+    assert warnings == []
+    files = list(offline_wandb.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {file.name for file in files} == {f"run-{first.run_id}.wandb"}
 
 
 def test_a_wandb_that_cannot_start_is_reported_once(
