@@ -170,6 +170,18 @@ def test_EI_16_EI_17_samples_carry_the_models_own_log_prob_of_the_sampled_token(
     assert one == other
 
 
+def test_more_prompts_than_fit_into_a_step_are_sampled_all_the_same(engine: VllmRayEngine, model_folder: Path) -> None:
+    """400 prompts of 40 tokens, no two with a beginning in common that would be in the prefix cache."""
+    publish(engine, model_of(model_folder, 1), 15)
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, 17, (400, 40), generator=generator).tolist()
+    many = [GenerationRequest(tuple(ids), (index, 1000 + index)) for index, ids in enumerate(prompts)]
+    short = SamplingParams(temperature=1.0, max_tokens=2, stop_token_ids=())
+    turns = engine.generate(many, short)
+    assert all(len(turn.response_ids) == 2 for group in turns for turn in group)
+    assert engine.generate(many, short) == turns
+
+
 def test_a_publish_tells_what_changed_and_the_engine_what_it_holds(engine: VllmRayEngine, model_folder: Path) -> None:
     model = model_of(model_folder, 4)
     publish(engine, model, 20)

@@ -196,6 +196,8 @@ def _build(settings: VllmSettings) -> Any:
         "max_model_len": settings.max_model_len,
         "quantization": settings.quantization,
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        # A prompt that is computed in parts draws a token in vain and winds its generator back, which a CPU's cannot.
+        "enable_chunked_prefill": None if settings.num_gpus else False,
     }
     return LLM(
         model=settings.model,
