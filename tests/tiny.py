@@ -28,7 +28,7 @@ SIZES = {
 """Of random models of any family."""
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
+def save_tiny_model(folder: Path, *, seed: int = 0, tied: bool = False, **sizes: int) -> Path:
     """A random Llama over single characters, in float32; its tokenizer has no chat template (use `plain`)."""
     vocabulary = {token: index for index, token in enumerate(SPECIAL + CHARACTERS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
@@ -41,7 +41,7 @@ def save_tiny_model(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         **{
             "hidden_size": 32,
             "intermediate_size": 64,

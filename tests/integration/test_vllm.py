@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from expert_iteration.config.loader import load
 from expert_iteration.config.schema import RunConfig
+from expert_iteration.engines.checksum import deduplicated_state
 from expert_iteration.engines.local import LocalEngine
 from expert_iteration.errors import ComponentError, WeightSyncError
 from expert_iteration.model import Policy
@@ -67,9 +68,10 @@ def local_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the head tied to the embedding, as small models have it; those of test_vllm_run.py are not tied."""
     # vLLM's attention on a CPU takes heads of 32 and more.
     return save_tiny_model(
-        tmp_path_factory.mktemp("tiny"), hidden_size=128, num_attention_heads=2, num_key_value_heads=1
+        tmp_path_factory.mktemp("tiny"), tied=True, hidden_size=128, num_attention_heads=2, num_key_value_heads=1
     )
 
 
@@ -118,7 +120,7 @@ def model_of(folder: Path, seed: int | None = None) -> torch.nn.Module:
 
 
 def publish(engine: VllmRayEngine, model: torch.nn.Module, version: int) -> float:
-    return engine.load_weights(model.state_dict().items(), version)
+    return engine.load_weights(deduplicated_state(model).items(), version)
 
 
 def requests(*counts: int) -> list[GenerationRequest]:
@@ -198,7 +200,7 @@ def test_weights_that_leave_something_out_are_refused_by_name(engine: VllmRayEng
     model = model_of(model_folder, 5)
     publish(engine, model, 30)
     held = engine.checksum()
-    state = {name: tensor for name, tensor in model.state_dict().items() if "layers.1.mlp.up_proj" not in name}
+    state = {name: tensor for name, tensor in deduplicated_state(model).items() if "layers.1.mlp.up_proj" not in name}
     with pytest.raises(ComponentError, match=r"up_proj|gate_up_proj"):
         engine.load_weights(state.items(), 31)
     publish(engine, model, 32)  # the next complete publish mends it

@@ -45,6 +45,7 @@ class WeightLoading:
             self.reload_weights(weights_iterator=iter(weights.items()))
         finally:
             del model.load_weights
+        _prepare_tied_heads(model)
         if self.model_config.quantization is not None:  # some parameters are computed from others and never loaded
             wanted &= loaded
         return weights_checksum(weights.items()), sorted(wanted - loaded) + partly
@@ -54,6 +55,19 @@ class WeightLoading:
         model = self.model_runner.get_model()
         parameters = ((name, parameter.detach()) for name, parameter in model.named_parameters())
         return weights_checksum((name, tensor) for name, tensor in parameters if tensor.numel() > 0)
+
+
+def _prepare_tied_heads(model: Any) -> None:
+    """On a CPU vLLM computes logits with a packed copy of the head. One that is tied to the embedding gets its weights
+    with that, and without this its copy would stay as it was."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    layers = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    for head in layers:
+        if isinstance(head, ParallelLMHead) and any(
+            head.weight is layer.weight for layer in layers if layer is not head
+        ):
+            head.quant_method.process_weights_after_loading(head)
 
 
 def _partly_loaded(model: Any) -> list[str]:
