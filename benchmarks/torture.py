@@ -35,7 +35,8 @@ from expert_iteration.run_folder import FINISHED_FILE
 MOMENTS = ("starting", "between steps", "saving")
 WEIGHTS = (1, 5, 4)
 MEASURED = ("time/", "perf/", "memory/", "collector/seconds", "train/weights_changed_share")
-"""Metrics that no two runs have in common."""
+"""Metrics that no two runs have in common, and one that after a resume in the middle of a collection compares with the
+weights of the checkpoint."""
 LIMIT_S = 1800.0
 
 
@@ -192,16 +193,19 @@ def differences(one: Path, other: Path) -> list[str]:
     found = []
     if (one / "samples.jsonl").read_bytes() != (other / "samples.jsonl").read_bytes():
         found.append("samples.jsonl")
-    if _comparable(one) != _comparable(other):
+    if comparable_metrics(one) != comparable_metrics(other):
         found.append("metrics.jsonl")
     return found
 
 
-def _comparable(folder: Path) -> list[tuple[str, dict[str, float]]]:
+def comparable_metrics(
+    folder: Path, is_left_out: Callable[[str, str], bool] = lambda kind, name: name.startswith(MEASURED)
+) -> list[tuple[str, dict[str, float]]]:
+    """Kind and values of each line of a run's metrics, without those of which `is_left_out(kind, name)` says so."""
     records: list[Record] = read_records(folder / "metrics.jsonl")
     ordered = sorted(records, key=lambda record: record.kind == "collector")  # written from a thread of their own
     return [
-        (record.kind, {name: value for name, value in record.values.items() if not name.startswith(MEASURED)})
+        (record.kind, {name: value for name, value in record.values.items() if not is_left_out(record.kind, name)})
         for record in ordered
     ]
 

@@ -19,9 +19,9 @@ def resolve_paths(config: RunConfig, launch_dir: Path) -> tuple[RunConfig, list[
     """The config with absolute paths, and a problem for each path that does not lead anywhere.
 
     env.data_path, env.expert_data, inference_model.weight_folder and logging.checkpoint_dir are paths, and so is resume
-    unless it is never or auto. model.name and
-    reward_model.name are where they exist below `launch_dir` or are written as one (absolute, ./, ../, ~/, a/b/c or
-    *.gguf), model.chat_template where such a file exists or where it ends in .jinja, .jinja2, .j2 or .txt.
+    unless it is never or auto. model.name and reward_model.name are where they exist below `launch_dir` or are written
+    as one (absolute, ./, ../, ~/, a/b/c or *.gguf), model.chat_template where such a file exists or where it ends in
+    .jinja, .jinja2, .j2 or .txt.
     """
     problems: list[Problem] = []
     data_path = _absolute(config.env.data_path, launch_dir)

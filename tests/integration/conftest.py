@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -99,3 +102,29 @@ def run(make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., 
         return FinishedRun(folder, parts, sync.run(parts))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A cluster of this process's own; none of its processes is left afterwards."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    # Paths of Ray's sockets must not be long, and pytest's are.
+    folder = tempfile.mkdtemp(prefix="ray-")
+    before = psutil.Process().children(recursive=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written to the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        started = [process for process in psutil.Process().children(recursive=True) if process not in before]
+        yield
+        ray.shutdown()
+    _, left = psutil.wait_procs(started, timeout=40)
+    shutil.rmtree(folder)
+    assert not left

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,30 +43,6 @@ class Scorer:
     def processes(self) -> list[int]:
         """Process ids of the actor and of those that it has started."""
         return [os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))]
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    # Paths of Ray's sockets must not be long, and pytest's are.
-    folder = tempfile.mkdtemp(prefix="ray-")
-    before = psutil.Process().children(recursive=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written to the home folder
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            object_store_memory=80 * 2**20,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
-        started = [process for process in psutil.Process().children(recursive=True) if process not in before]
-        yield
-        ray.shutdown()
-    _, left = psutil.wait_procs(started, timeout=40)
-    shutil.rmtree(folder)
-    assert not left
 
 
 @pytest.fixture

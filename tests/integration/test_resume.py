@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.torture import MEASURED, comparable_metrics
 from expert_iteration import resume
 from expert_iteration.checkpoint import load_state
 from expert_iteration.checkpoint_files import complete
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import UserError
 from expert_iteration.loops import async_, sync
-from expert_iteration.metrics.sinks import read_records
 from expert_iteration.run_folder import FINISHED_FILE
 from expert_iteration.runtime import local
 from tests.integration.conftest import FinishedRun
@@ -30,9 +30,6 @@ EVERY_STEP = (
     "train.checkpoint_frequency=1",
     "train.keep_checkpoints=null",
 )
-UNEQUAL = ("time/", "perf/", "memory/", "collector/seconds", "async/", "train/weights_changed_share")
-"""Metrics that no two runs have in common, and one that after a resume in the middle of a collection compares with the
-weights of the checkpoint."""
 
 
 @pytest.fixture
@@ -88,25 +85,12 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
         assert_same(first, second, name)
     samples = [(run.folder / "samples.jsonl").read_bytes() for run in (one, other)]
     assert samples[0] == samples[1]
-    assert metrics_of(one) == metrics_of(other)
+    assert comparable_metrics(one.folder, is_a_matter_of_time) == comparable_metrics(other.folder, is_a_matter_of_time)
 
 
-def metrics_of(run: FinishedRun) -> list[tuple[str, dict[str, float]]]:
-    records = read_records(run.folder / "metrics.jsonl")
-    ordered = sorted(records, key=lambda record: record.kind == "collector")  # they come from a thread of their own
-    return [
-        (
-            record.kind,
-            {
-                name: value
-                for name, value in record.values.items()
-                if not name.startswith(UNEQUAL)
-                # How far training had come when a collection beside it was finished is a matter of time.
-                and (record.kind, name) != ("collector", "progress/optimizer_step")
-            },
-        )
-        for record in ordered
-    ]
+def is_a_matter_of_time(kind: str, name: str) -> bool:
+    """How far training had come when a collection beside it was finished, too."""
+    return name.startswith((*MEASURED, "async/")) or (kind, name) == ("collector", "progress/optimizer_step")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ A replica takes about half a minute to start, so the tests of a healthy engine s
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Timer
@@ -40,30 +38,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(2,))
 WARM = SamplingParams(temperature=1.5, max_tokens=12, stop_token_ids=(2,), top_p=0.9, top_k=8)
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    # Paths of Ray's sockets must not be long, and pytest's are.
-    folder = tempfile.mkdtemp(prefix="ray-")
-    before = psutil.Process().children(recursive=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written to the home folder
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=80 * 2**20,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
-        started = [process for process in psutil.Process().children(recursive=True) if process not in before]
-        yield
-        ray.shutdown()
-    _, left = psutil.wait_procs(started, timeout=40)
-    shutil.rmtree(folder)
-    assert not left
 
 
 @pytest.fixture(scope="module")
