@@ -59,6 +59,15 @@ class Cluster:
         time.sleep(5)
         assert self._nodes[-1].poll() is None
 
+    def wait_until_all_are_in(self) -> None:
+        """A node belongs to the cluster some seconds after it has started, on a busy machine many."""
+        ray.init(address=self.address, log_to_driver=False)
+        deadline = time.monotonic() + 120
+        while (alive := sum(node["Alive"] for node in ray.nodes())) < len(self._nodes):
+            assert time.monotonic() < deadline, f"{alive} of {len(self._nodes)} nodes"
+            time.sleep(0.5)
+        ray.shutdown()
+
     def leave(self, node_id: str) -> None:
         """Ends a node."""
         [ip] = [info["NodeManagerAddress"] for info in ray.nodes() if info["NodeID"] == node_id]
@@ -90,6 +99,7 @@ def cluster() -> Iterator[Cluster]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_AUTH_MODE", "disabled")
+            cluster.wait_until_all_are_in()
             yield cluster
             ray.shutdown()
     finally:
