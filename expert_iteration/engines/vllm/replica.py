@@ -198,6 +198,9 @@ def _build(settings: VllmSettings) -> Any:
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         # A prompt that is computed in parts draws a token in vain and winds its generator back, which a CPU's cannot.
         "enable_chunked_prefill": None if settings.num_gpus else False,
+        # The prefix cache shares whole blocks. vLLM's are of 128 tokens on a CPU, so the samples of a prompt shorter
+        # than that would each compute it again; 32 is the least that its attention there takes.
+        "block_size": None if settings.num_gpus else 32,
     }
     return LLM(
         model=settings.model,
