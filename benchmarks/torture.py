@@ -54,8 +54,12 @@ class Run:
         return subprocess.Popen(self._command, stdout=log, stderr=log, cwd=self.folder.parent)
 
     def finish(self) -> None:
-        if (status := self.start().wait(LIMIT_S)) != 0:
-            raise SystemExit(f"ended with {status}:\n{self._log.read_text()}")
+        self.check(self.start().wait(LIMIT_S))
+
+    def check(self, status: int) -> None:
+        """Ends the program, with the log of all starts, where one ended by itself with an error."""
+        if status != 0:
+            raise SystemExit(f"the run ended by itself with {status}:\n{self._log.read_text()}")
 
     def num_steps(self) -> int:
         log = self.folder / "metrics.jsonl"
@@ -128,7 +132,9 @@ def torture(run: Run, args: argparse.Namespace, steps_per_kill: int) -> tuple[Co
         if wait_until(process, condition(run, moment, rng, steps_per_kill)):
             os.kill(process.pid, signal.SIGKILL)
             kills[moment] += 1
-        process.wait()
+            process.wait()
+        else:
+            run.check(process.wait())
         for checkpoint in complete(run.folder / "checkpoints"):
             if wrong := damage(checkpoint):
                 raise SystemExit(f"{checkpoint}: {wrong}")
@@ -167,8 +173,6 @@ def wait_until(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) ->
         if time.monotonic() > limit:
             raise SystemExit(f"the run hangs: no kill was due within {LIMIT_S:.0f} s")
         time.sleep(0.002)
-    if process.returncode != 0:
-        raise SystemExit(f"the run ended by itself with {process.returncode}")
     return False
 
 

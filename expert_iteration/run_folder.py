@@ -21,10 +21,16 @@ LOCK_LIMIT_S = 5.0
 """How long a process that has just been killed may keep the lock through processes that it started."""
 
 
-def claim(run_dir: Path, *, resumed: bool) -> FileLock:
+def claim(run_dir: Path, *, resumed: bool, may_begin_again: bool = False) -> FileLock:
     """Takes the folder for this process, and for a new run starts its log; the lock that has to be released.
 
     The lock belongs to the process: the operating system gives it back however the process ends.
+
+    Args:
+        run_dir: of the run.
+        resumed: the run goes on, and so does its log.
+        may_begin_again: a new run may take the folder of one that was cut short before there was anything to go on
+            from. The logs of that one are put aside.
 
     Raises:
         UserError: another process works in the folder, or a new run finds the log of another one: two starts in one
@@ -39,6 +45,8 @@ def claim(run_dir: Path, *, resumed: bool) -> FileLock:
         raise UserError(Problem("hydra.run.dir", run_dir, "another process works in this folder", way_out)) from error
     if resumed:
         return lock
+    if may_begin_again and not (run_dir / FINISHED_FILE).exists():
+        _put_logs_aside(run_dir)
     try:
         (run_dir / METRICS_FILE).open("x").close()
     except FileExistsError as error:
@@ -46,6 +54,18 @@ def claim(run_dir: Path, *, resumed: bool) -> FileLock:
         way_out = "start again, name another, or go on with it by resume=auto"
         raise UserError(Problem("hydra.run.dir", run_dir, "another run has written to this folder", way_out)) from error
     return lock
+
+
+def _put_logs_aside(run_dir: Path) -> None:
+    """Into cut_short_1, cut_short_2, ..."""
+    logs = [log for name in (SAMPLES_FILE, METRICS_FILE) if (log := run_dir / name).exists()]
+    if not logs:
+        return
+    aside = run_dir / f"cut_short_{len(list(run_dir.glob('cut_short_*'))) + 1}"
+    aside.mkdir()
+    for log in logs:
+        log.rename(aside / log.name)
+    print(f"The run that was cut short here before its first checkpoint begins again; its logs are in {aside}.")
 
 
 def trim(run_dir: Path, *, metrics_bytes: int, samples_bytes: int, collections: int) -> None:

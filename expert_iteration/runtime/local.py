@@ -36,6 +36,7 @@ from expert_iteration.model_source import check_model, check_vocabulary, load_ch
 from expert_iteration.optim import reference_needed
 from expert_iteration.reference import AdapterOffReference, FrozenReference, Reference
 from expert_iteration.replay_buffer import ReplayBuffer, Shuffle
+from expert_iteration.resume import AUTO
 from expert_iteration.reward_model import check_reward_model, with_reward_model
 from expert_iteration.run_folder import CHECKPOINTS, METRICS_FILE, claim, remove_leftovers
 from expert_iteration.runtime.allocator import keep_freed_memory
@@ -61,7 +62,7 @@ def build(config: RunConfig, run_dir: Path) -> Components:
     torch.set_num_threads(config.num_threads or available_cores())
     torch.manual_seed(derive_seed(config.seed, "torch") % 2**32)
     resumed = open_checkpoint(config)
-    lock = claim(run_dir, resumed=resumed is not None)
+    lock = claim(run_dir, resumed=resumed is not None, may_begin_again=config.resume == AUTO)
     try:
         parts = _build(config, run_dir, resumed, lock)
     except BaseException:
@@ -83,8 +84,9 @@ def _build(config: RunConfig, run_dir: Path, resumed: ResumedRun | None, lock: F
     identity = RunIdentity.of(config, run_dir, task)
     if resumed is not None:
         resumed.check(identity, config.resume_mismatch)
-        remove_leftovers(checkpoint_dir)
         resumed.trim_logs(run_dir)
+    if resumed is not None or checkpoint_dir == run_dir / CHECKPOINTS:  # one elsewhere may be shared
+        remove_leftovers(checkpoint_dir)
     encoder = load_chat_encoder(config.model)
     check_vocabulary(config.model, encoder.tokenizer)
     expert_data = _load_expert_data(config, task, encoder)

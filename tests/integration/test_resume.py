@@ -20,6 +20,7 @@ from expert_iteration.checkpoint_files import complete
 from expert_iteration.config.schema import RunConfig
 from expert_iteration.errors import UserError
 from expert_iteration.loops import async_, sync
+from expert_iteration.loops.base import run_loop
 from expert_iteration.run_folder import FINISHED_FILE
 from expert_iteration.runtime import local
 from tests.integration.conftest import FinishedRun
@@ -50,8 +51,14 @@ def go_on(make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[...
         assert found.run_dir == folder
         parts = local.build(replace(config, resume=str(found.checkpoint)), folder)
         assert parts.trainer.optimizer_steps == step
-        loop = async_ if config.loop == "async" else sync
-        return FinishedRun(folder, parts, loop.run(parts))
+        loop = async_.AsyncLoop(parts) if config.loop == "async" else sync.SyncLoop(parts)
+        saved = load_state(found.checkpoint)["buffer"]
+        if saved is not None:  # at the end of a run nothing is trained any more
+            restored = parts.buffer.state_dict()
+            for state in (saved, restored):
+                del state["buffer"]["_rng"]  # torchrl's copy of the generator, of which ours takes the place
+            assert_same(saved, restored, "buffer")
+        return FinishedRun(folder, parts, run_loop(loop))
 
     return go_on
 
@@ -230,6 +237,24 @@ def test_one_process_at_a_time_works_in_a_folder(
     sync.run(parts)
     with pytest.raises(UserError, match="another run has written to this folder"):
         local.build(make_config(), tmp_path / "run")
+
+
+def test_an_asynchronous_run_whose_samples_are_all_current_goes_on_bit_for_bit(
+    make_config: Callable[..., RunConfig], go_on: Callable[..., FinishedRun], tmp_path: Path
+) -> None:
+    own = [
+        *EVERY_STEP,
+        "mode=async",
+        "train.max_policy_age=0",
+        "train.prioritized_sampling=true",
+        "train.buffer_size=64",
+    ]
+    folder = tmp_path / "run"
+    parts = local.build(make_config(*own), folder)
+    finished = FinishedRun(folder, parts, async_.run(parts))
+    steps = parts.trainer.optimizer_steps
+    for step in {1, steps // 2, steps - 1}:
+        assert_same_run(finished, go_on(finished, step, *own))
 
 
 @pytest.mark.parametrize("more", [(), ("train.weight_update_frequency=2", "train.max_policy_age=2")])

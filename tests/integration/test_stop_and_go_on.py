@@ -80,6 +80,22 @@ def test_the_same_command_goes_on_after_signals(launch: Callable[..., subprocess
     assert f"Goes on from {run_dir / 'checkpoints' / f'checkpoint_{steps[-1]:04d}'}" in out
 
 
+def test_the_same_command_begins_again_after_a_kill_before_the_first_checkpoint(
+    launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = f"hydra.run.dir={tmp_path / 'outputs' / 'day' / 'run'}"
+    first = launch(folder)
+    wait_for_step(first, tmp_path, 1)
+    first.kill()
+    first.wait()
+    status, out, err = finish(launch(folder, "train.total_dialog_turns=128", "eval.at_end=false"))
+    assert (status, err) == (0, "")
+    assert "begins again; its logs are in" in out
+    assert steps_in(tmp_path)[0] == 1
+    [aside] = tmp_path.glob("outputs/day/run/cut_short_*")
+    assert (aside / "metrics.jsonl").stat().st_size > 0
+
+
 def test_another_config_is_refused_before_anything_loads(
     launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -58,6 +58,21 @@ def test_another_process_in_the_folder_is_told_and_its_end_frees_it(
         claim(tmp_path, resumed=False)
 
 
+def test_a_run_that_was_cut_short_before_its_first_checkpoint_begins_again_and_its_logs_stay(tmp_path: Path) -> None:
+    for number in (1, 2):
+        claim(tmp_path, resumed=False, may_begin_again=True).release()
+        (tmp_path / "metrics.jsonl").write_text(f"run {number}\n")
+        (tmp_path / "samples.jsonl").write_text(f"samples {number}\n")
+    claim(tmp_path, resumed=False, may_begin_again=True).release()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert not (tmp_path / "samples.jsonl").exists()
+    assert (tmp_path / "cut_short_1" / "metrics.jsonl").read_text() == "run 1\n"
+    assert (tmp_path / "cut_short_2" / "samples.jsonl").read_text() == "samples 2\n"
+    (tmp_path / "FINISHED").touch()
+    with pytest.raises(UserError, match="another run has written to this folder"):
+        claim(tmp_path, resumed=False, may_begin_again=True)
+
+
 def test_what_a_kill_in_a_save_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint_0003-abc" / "new").mkdir(parents=True)
     (tmp_path / "checkpoint_0002").mkdir()
