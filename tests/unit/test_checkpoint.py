@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from expert_iteration.checkpoint_files import COMPLETE, complete, damage, prune
 from expert_iteration.errors import ComponentError, UserError
 from expert_iteration.model import Policy
 
+NOBODY = 65534
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
@@ -239,11 +242,40 @@ def no_folder(folder: Path) -> Iterator[None]:
     away.rename(folder)
 
 
-@pytest.mark.parametrize("fault", ["full disk", "no folder"])
-def test_a_save_that_fails_is_told_and_the_one_before_stays(tmp_path: Path, fault: str) -> None:
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nobody may write there. Root always may, so as root this works as somebody else."""
+    own = os.geteuid()
+    folder.chmod(0o555)
+    if own == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that every user may read: pytest's own are its user's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+FAULTS: dict[str, Callable[[Path], AbstractContextManager[None]]] = {
+    "full disk": lambda folder: full_disk(),
+    "no folder": no_folder,
+    "read-only folder": read_only,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_save_that_fails_is_told_and_the_one_before_stays(open_folder: Path, fault: str) -> None:
     told: list[str] = []
     policy = Policy("tiny", make_model(), torch.float32)
-    folder = tmp_path / "checkpoints"
+    folder = open_folder / "checkpoints"
     writer = CheckpointWriter(folder, keep_last=None, keep_best=False, tell=told.append)
 
     def save_step(step: int) -> None:
@@ -251,11 +283,11 @@ def test_a_save_that_fails_is_told_and_the_one_before_stays(tmp_path: Path, faul
         writer.wait()
 
     save_step(1)
-    with full_disk() if fault == "full disk" else no_folder(folder):
+    with FAULTS[fault](folder):
         with pytest.raises(ComponentError, match="the last checkpoint could not be saved"):
             save_step(2)
         assert told[1].startswith("The checkpoint of step 2 could not be saved")
-        if fault == "full disk":
+        if fault != "no folder":
             assert told[1].endswith(f"The last good one is {folder / 'checkpoint_0001'}.")
             assert [path.name for path in folder.iterdir()] == ["checkpoint_0001"]  # nothing half-written
     assert damage(folder / "checkpoint_0001") is None
