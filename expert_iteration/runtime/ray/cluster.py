@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,9 @@ DEFAULTS: dict[str, Any] = {
     "logging_level": "ERROR",
 }
 """Of ray.init. A cluster of one's own by default, so that another one on the machine is neither used nor disturbed."""
+
+ANSWER_LIMIT_S = 30.0
+"""For a cluster to answer. ray.init itself would try for ever."""
 
 _started: list[tuple[str, dict[str, Any]]] = []
 """Address of the cluster that this process has started or joined, and with which arguments."""
@@ -41,6 +46,17 @@ def start(init_config: Mapping[str, Any]) -> None:
             raise UserError(Problem("ray.init_config", wanted, constraint, "give all jobs the same"))
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = wanted.get("address", DEFAULTS["address"])
+    if address != DEFAULTS["address"] and not str(address).startswith("ray://") and not _answers(str(address)):
+        raise UserError(
+            Problem(
+                "ray.init_config.address",
+                address,
+                f"no Ray cluster answers there within {ANSWER_LIMIT_S:.0f} s",
+                "start one by `ray start --head`, correct the address, or leave ray.init_config blank for a cluster of "
+                "this run's own on this machine",
+            )
+        )
     try:
         with _own_signal_handlers():
             ray.init(**(DEFAULTS | wanted))
@@ -54,6 +70,15 @@ def start(init_config: Mapping[str, Any]) -> None:
             )
         ) from error
     _started[:] = [(ray.get_runtime_context().gcs_address, wanted)]
+
+
+def _answers(address: str) -> bool:
+    """Whether `ray status` gets an answer: in a process of its own, because Ray's tries cannot be ended in this one."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=ANSWER_LIMIT_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @contextmanager
