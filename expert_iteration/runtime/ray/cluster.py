@@ -76,7 +76,7 @@ def _answers(address: str) -> bool:
     """Whether `ray status` gets an answer: in a process of its own, because Ray's tries cannot be ended in this one."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
-        return subprocess.run(command, capture_output=True, timeout=ANSWER_LIMIT_S).returncode == 0
+        return subprocess.run(command, check=False, capture_output=True, timeout=ANSWER_LIMIT_S).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
