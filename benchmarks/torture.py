@@ -5,12 +5,13 @@ Some kills come while the program starts, some between two steps, some in the mi
 checkpoint on disk has to be whole. In the end weights, samples and metrics have to be those of the undisturbed run.
 
     python -m benchmarks.torture --kills 20
-    python -m benchmarks.torture --kills 5 --tiny
+    python -m benchmarks.torture --kills 4 --tiny
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +42,19 @@ weights of the checkpoint."""
 LIMIT_S = 1800.0
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How the undisturbed run went."""
+
+    seconds_to_first_step: float
+    seconds: float
+    num_steps: int
+
+    @property
+    def seconds_per_step(self) -> float:
+        return (self.seconds - self.seconds_to_first_step) / self.num_steps
+
+
 class Run:
     """Starts of one command line in one folder."""
 
@@ -56,6 +71,14 @@ class Run:
     def finish(self) -> None:
         self.check(self.start().wait(LIMIT_S))
 
+    def finish_and_measure(self) -> Pace:
+        start = time.monotonic()
+        process = self.start()
+        wait_until(process, lambda: self.num_steps() > 0)
+        to_first_step = time.monotonic() - start
+        self.check(process.wait(LIMIT_S))
+        return Pace(to_first_step, time.monotonic() - start, self.num_steps())
+
     def check(self, status: int) -> None:
         """Ends the program, with the log of all starts, where one ended by itself with an error."""
         if status != 0:
@@ -71,16 +94,14 @@ class Run:
 
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = args.keep.resolve() if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         overrides = overrides_of(args, folder)
         undisturbed, tortured = Run(overrides, folder / "undisturbed"), Run(overrides, folder / "tortured")
-        start = time.monotonic()
-        undisturbed.finish()
-        seconds = time.monotonic() - start
-        kills, checked = torture(tortured, args, steps_per_kill=max(1, undisturbed.num_steps() // args.kills))
+        pace = undisturbed.finish_and_measure()
+        kills, checked = torture(tortured, args, pace)
         result = {
-            "undisturbed_seconds": seconds,
+            "undisturbed_seconds": pace.seconds,
             "steps": undisturbed.num_steps(),
             "seconds_in_saves": seconds_in_saves(undisturbed.folder),
             "kills": dict(kills),
@@ -97,6 +118,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="fixes the moments")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="empty folder for the two runs, which stay there")
     parser.add_argument("--out", type=Path, help="file for the figures as JSON")
     parser.add_argument("--overrides", nargs="*", default=[], help="more overrides of config/ei_demo.yaml")
     return tiny.parse(parser, arguments, {})
@@ -112,7 +134,7 @@ def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
         "env.repeats=16",
         "train.topk_size=4",
         "train.dialog_turns_per_batch=128",
-        "train.total_dialog_turns=1024",
+        "train.total_dialog_turns=2048",
         "train.optim_batch_size=8",
         "train.gradient_accumulation_steps=1",
         "selection.include_truncated=true",
@@ -121,7 +143,7 @@ def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
     return [*tiny.overrides(folder), *own, *common]
 
 
-def torture(run: Run, args: argparse.Namespace, steps_per_kill: int) -> tuple[Counter[str], int]:
+def torture(run: Run, args: argparse.Namespace, pace: Pace) -> tuple[Counter[str], int]:
     """Kills, by moment, until there were enough or the run has ended; and how many checkpoints were looked at."""
     rng = random.Random(args.seed)
     kills: Counter[str] = Counter()
@@ -129,7 +151,7 @@ def torture(run: Run, args: argparse.Namespace, steps_per_kill: int) -> tuple[Co
     while kills.total() < args.kills and not (run.folder / FINISHED_FILE).exists():
         [moment] = rng.choices(MOMENTS, WEIGHTS)
         process = run.start()
-        if wait_until(process, condition(run, moment, rng, steps_per_kill)):
+        if wait_until(process, condition(run, moment, rng, pace, args.kills)):
             os.kill(process.pid, signal.SIGKILL)
             kills[moment] += 1
             process.wait()
@@ -145,15 +167,16 @@ def torture(run: Run, args: argparse.Namespace, steps_per_kill: int) -> tuple[Co
     return kills, checked
 
 
-def condition(run: Run, moment: str, rng: random.Random, steps_per_kill: int) -> Callable[[], bool]:
-    """When to kill."""
+def condition(run: Run, moment: str, rng: random.Random, pace: Pace, num_kills: int) -> Callable[[], bool]:
+    """When to kill, in the measure of the undisturbed run, so that all kills come before the end on any machine."""
     if moment == "starting":
-        due = time.monotonic() + rng.uniform(0, 10)
+        due = time.monotonic() + rng.uniform(0, pace.seconds_to_first_step)
         return lambda: time.monotonic() > due
-    wanted = run.num_steps() + rng.randint(1, steps_per_kill)
+    # Half of its steps, as a run gets past the wanted step before it is seen there and past some saves unseen.
+    wanted = run.num_steps() + rng.randint(1, max(1, pace.num_steps // (2 * num_kills)))
     if moment == "saving":
         return lambda: run.num_steps() >= wanted and run.is_saving()
-    pause = rng.uniform(0, 0.5)
+    pause = rng.uniform(0, pace.seconds_per_step)
 
     def passed() -> bool:
         if run.num_steps() < wanted:

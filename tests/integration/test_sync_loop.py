@@ -101,6 +101,16 @@ def test_EI_16_trainer_and_engine_agree_whatever_the_sampling(run):
     assert max(differences) < 1e-5
 
 
+def test_a_run_in_bfloat16(run):
+    finished = run(
+        "train.mixed_precision=true", "inference_model.torch_dtype=bfloat16", "ref_model.torch_dtype=bfloat16"
+    )  # fmt: skip
+    assert finished.weights().dtype == torch.float32
+    # The same numbers as in float32 to the 8 bits of bfloat16.
+    assert finished.series("step", "loss/kl_to_ref")[0] == pytest.approx(0.0, abs=1e-3)
+    assert max(finished.series("step", "policy/engine_log_prob_difference")) < 0.05
+
+
 def test_schedules_end_with_the_run_and_steps_count_what_was_kept(run):
     finished = run("train.total_dialog_turns=512", "optimizer.scheduler.warmup_steps=0", "train.optim_batch_size=4")
     kept = finished.series("collection", "selection/accepted_samples")
