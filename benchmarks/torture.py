@@ -128,7 +128,8 @@ def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
     """The demo, or a run on a tiny model, with a checkpoint after every second step."""
     common = ["train.checkpoint_frequency=2", "train.keep_checkpoints=2", "logging.progress=plain", *args.overrides]
     if not args.tiny:
-        return ["--config-name", "ei_demo", *common]
+        # Twice the demo's steps, so that twenty kills and a step or two between them come before the end.
+        return ["--config-name", "ei_demo", "train.optim_batch_size=4", *common]
     own = [
         "num_threads=1",
         "env.repeats=16",
